@@ -1,0 +1,92 @@
+// Reading expert objects from drives: the one interface in front of io_uring and the pread pool.
+//
+// A ReadRequest is a whole object. The backend splits it into pieces, keeps several in flight,
+// repeats what the kernel cut short or interrupted, and delivers exactly one completion per
+// request, in any order. A buffer belongs to the backend from submit() until its completion was
+// taken out by wait(): it must not be read, reused or freed before.
+//
+// Every request is checked: with direct I/O, offset, length and address must be multiples of
+// alignment(). (tmpfs and page-cache reads would let a misalignment pass unnoticed.)
+//
+// Thread-safe: any thread may submit and wait. Each caller waits on a queue of its own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+
+namespace xp {
+
+// Where the completions of one user (one expert cache) arrive.
+class CompletionQueue {
+public:
+    struct Completion {
+        uint64_t tag = 0;
+        Result<void> result;
+    };
+
+    void push(Completion completion);
+    // Takes all completions that are there; waits for at least one if `block`.
+    std::vector<Completion> take(bool block);
+
+private:
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    std::vector<Completion> completions_;
+};
+
+struct ReadRequest {
+    int fd = -1;
+    uint64_t offset = 0;
+    std::byte* buffer = nullptr;
+    uint64_t bytes = 0;
+    CompletionQueue* queue = nullptr;
+    uint64_t tag = 0;  // given back with the completion
+};
+
+struct IoStats {
+    std::string backend;         // "io_uring" or "pread"
+    std::string fallback_reason; // why auto did not take io_uring; empty otherwise
+    bool direct = true;
+    uint64_t read_bytes = 0;
+    uint64_t reads = 0;          // completed requests
+    uint64_t pieces = 0;
+    uint64_t errors = 0;         // requests that failed
+    uint64_t short_reads = 0;
+    uint64_t retries = 0;        // EINTR and EAGAIN
+    uint64_t in_flight = 0;
+};
+
+class ReadBackend {
+public:
+    virtual ~ReadBackend() = default;
+    // Starts all of them; never blocks on the drive. Refusals (misaligned ...) arrive as completions
+    // with an error as well.
+    virtual void submit(std::span<const ReadRequest> requests) = 0;
+    virtual uint64_t alignment() const = 0;
+    virtual IoStats stats() const = 0;
+};
+
+enum class IoBackendKind : uint8_t { kAuto, kUring, kPread };
+
+struct IoOptions {
+    IoBackendKind backend = IoBackendKind::kAuto;
+    bool direct = true;                       // files were opened with O_DIRECT: check alignment
+    uint64_t piece_bytes = uint64_t{1} << 20; // one kernel read
+    uint32_t depth = 16;                      // pieces in flight (threads of the pread pool)
+};
+
+// kAuto takes io_uring and falls back to the pread pool where the kernel or a sandbox refuses it;
+// kUring fails instead.
+Result<std::unique_ptr<ReadBackend>> make_read_backend(const IoOptions& options);
+
+}  // namespace xp

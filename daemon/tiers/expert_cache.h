@@ -1,0 +1,126 @@
+// The expert cache of one model on one tier: slots of whole experts, filled from the pack, computed
+// on straight from the slot.
+//
+// A MoE layer asks with acquire(layer, experts) and gets a *stream of ready groups*: next() hands
+// out experts as they become usable, hits first; the caller computes, releases the group, and asks
+// again. When a layer needs more experts than there are slots, this runs in waves, down to the hard
+// floor of slots. Reads for misses are started by acquire() itself, as many as slots allow, so that
+// they overlap with whatever the caller computes before its first next().
+//
+// Rules that hold at all times:
+//   * An expert is published (can be handed out) only after its bytes arrived and, as configured,
+//     were checked. A failed read leaves nothing published.
+//   * Only experts that are handed out are pinned. What is resident but not handed out may be
+//     evicted for another acquisition, and is read again when its turn comes, so acquisitions of
+//     several passes cannot block each other for ever.
+//   * A slot in flight is not reused before its completion arrived, whatever happened to its
+//     acquisition meanwhile.
+//   * Keys of one acquire are counted once: as one hit or one miss.
+//   * The pack is never written.
+//
+// Threads: acquire/next/release of one cache from one thread at a time; stats() from any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/io/read_backend.h"
+#include "daemon/pack/pack.h"
+
+namespace xp {
+
+enum class VerifyMode : uint8_t {
+    kOff,
+    kSample,  // one read in 64, chosen by a counter
+    kRead,    // every read: no byte reaches a computation unchecked
+};
+
+struct CacheOptions {
+    uint64_t bytes = 0;          // for slots; 0: all experts
+    std::string policy = "lfu";
+    VerifyMode verify = VerifyMode::kSample;
+    uint32_t top_k = 0;          // experts per token and layer, for the hard floor and the warning
+};
+
+struct CacheStats {
+    uint64_t slots = 0;
+    uint64_t slots_used = 0;       // published
+    uint64_t slot_bytes = 0;       // all slots together
+    uint64_t floor_slots = 0;
+    uint64_t working_set_slots = 0;  // top_k × MoE layers: what one token touches
+    uint64_t n_objects = 0;
+    uint64_t hits = 0;
+    uint64_t misses = 0;
+    uint64_t evictions = 0;
+    uint64_t read_bytes = 0;
+    uint64_t prefetches = 0;       // reads started ahead of an acquire
+    uint64_t verified = 0;         // reads whose checksum was compared
+    uint64_t verify_failures = 0;
+    uint64_t io_errors = 0;
+    uint64_t waves = 0;            // groups handed out
+    uint64_t stalls = 0;           // times next() had to wait for a read
+    uint64_t stall_us = 0;
+    std::string policy;
+};
+
+struct ReadyExpert {
+    uint32_t expert = 0;
+    const std::byte* data = nullptr;  // the object; roles at PackLayer::roles[].offset
+};
+
+class ExpertCache {
+public:
+    // Refuses with the numbers when `bytes` is below the hard floor: top_k slots (the layer being
+    // computed) plus kInFlightSlots. `backend` and `pack` must outlive the cache.
+    static Result<std::unique_ptr<ExpertCache>> create(const Pack& pack, ReadBackend& backend,
+                                                       const CacheOptions& options);
+    ~ExpertCache();
+
+    static constexpr uint32_t kInFlightSlots = 2;
+
+    // One layer's need. Move-only. Destroying it releases what is handed out and leaves reads in
+    // flight to complete on their own.
+    class Acquisition {
+    public:
+        Acquisition(Acquisition&&) noexcept;
+        Acquisition& operator=(Acquisition&&) noexcept;
+        ~Acquisition();
+
+        // The next group, empty when every expert has been handed out. Releases the group handed
+        // out before. Blocks while nothing is ready. An error names the object; the acquisition is
+        // then over.
+        Result<std::span<const ReadyExpert>> next();
+        // Releases the group handed out last, before the next call of next().
+        void release();
+
+    private:
+        friend class ExpertCache;
+        struct State;
+        explicit Acquisition(std::unique_ptr<State> state);
+        std::unique_ptr<State> state_;
+    };
+
+    // `layer` is a block number of the pack's manifest; `experts` are distinct and in range.
+    Acquisition acquire(uint32_t layer, std::span<const uint32_t> experts);
+
+    // Starts reads for experts that a later acquire is certain to ask for (hash-routed layers). A
+    // hint: only free or evictable slots beyond the hard floor are used, nothing is pinned.
+    void prefetch(uint32_t layer, std::span<const uint32_t> experts);
+
+    // Any thread.
+    CacheStats stats() const;
+    // A sentence when the slots hold less than one token's working set; empty otherwise.
+    std::string warning() const;
+
+private:
+    struct Impl;
+    explicit ExpertCache(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace xp
