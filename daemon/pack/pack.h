@@ -7,11 +7,15 @@
 //   experts.NNN.xpk   stripe files, one per drive (also outside the directory): a 4096-byte header,
 //                     then objects. One object = one (layer, expert): its gate, up and down
 //                     matrices, contiguous, padded to 4096.
-//   objects.idx       per object XXH3-64 of the stored bytes and SHA-256 of the source bytes.
+//   objects.idx       per object XXH3-64 sums of the stored bytes and a SHA-256 of the source bytes.
 //
 // Expert e of a layer lies in stripe e mod n_stripes at
 //   base[stripe] + (e / n_stripes) * stride
-// so an object's place is arithmetic, never a look-up.
+// so an object's place is arithmetic, never a look-up. docs/pack-format.md has the byte tables.
+//
+// An object's bytes fall into one segment per role: from the role's offset to the next role's, or
+// to the stride. Segments hold the padding too, so three sums cover every stored byte, and a build
+// that reads the source in file order, where the three matrices lie far apart, can compute them.
 #pragma once
 
 #include <array>
@@ -19,6 +23,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/file.h"
@@ -68,7 +73,9 @@ struct PackStripe {
 struct Manifest {
     std::string architecture;
     std::string model_name;
-    Sha256Digest identity{};         // names the model: of the source files' digests and the layout
+    // Names the model's experts as stored: of the source files' sizes and digests and of every
+    // layer's shape, type and layout. Stripes do not enter: they change no object.
+    Sha256Digest identity{};
     std::vector<PackSourceFile> sources;
     std::vector<PackLayer> layers;   // MoE layers only, ascending
     std::vector<PackStripe> stripes;
@@ -77,15 +84,30 @@ struct Manifest {
     Sha256Digest index_digest{};     // of objects.idx
 };
 
+using SegmentSums = std::array<uint64_t, kExpertRoles>;
+
 struct ObjectDigest {
-    uint64_t stored_xxh3 = 0;        // of all `stride` bytes as stored, padding included
-    Sha256Digest source{};           // of the gate, up and down slices as in the source GGUF
+    uint64_t stored_xxh3 = 0;        // = combine_sums(segments); compare with stored_checksum()
+    SegmentSums segments{};          // XXH3-64 of each role's segment
+    Sha256Digest source{};           // = combine_source_digests() of the slices in the source GGUF
 };
+
+// The one definition of an object's checksum: XXH3-64 of the three segments' XXH3-64, each as 8
+// little-endian bytes, gate, up, down. Covers all `stride` bytes as stored, padding included.
+uint64_t stored_checksum(const PackLayer& layer, std::span<const std::byte> object);
+SegmentSums segment_sums(const PackLayer& layer, std::span<const std::byte> object);
+uint64_t combine_sums(const SegmentSums& sums);
+
+// SHA-256 of the SHA-256 of the gate, up and down slices (96 bytes).
+Sha256Digest combine_source_digests(std::span<const Sha256Digest, kExpertRoles> slices);
 
 // Parses and checks manifest.json text (sizes, coverage, alignment, no overlap of layers in any
 // stripe). `path` is for messages.
 Result<Manifest> parse_manifest(std::string_view json, const Path& path);
 std::string format_manifest(const Manifest& manifest);
+
+// DIRECTORY/manifest.json. An unfinished build is kNotFound with a message that says so.
+Result<Manifest> read_manifest(const Path& directory);
 
 struct PackOpenOptions {
     bool direct = true;  // O_DIRECT; refused by the file system = an error that says so
