@@ -111,7 +111,8 @@ struct TensorInfo {
 class GgufFile {
 public:
     // Opens a GGUF from any of its shards, or from a directory that holds exactly one model.
-    // Missing shards are listed all at once.
+    // Missing shards are listed all at once. The split.* keys of a sharded model describe its
+    // files, not the model, and are left out of metadata().
     static Result<GgufFile> open(const Path& path);
 
     const GgufMetadata& metadata() const { return metadata_; }

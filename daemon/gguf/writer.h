@@ -16,7 +16,7 @@ namespace xp {
 struct TensorToWrite {
     std::string name;
     GgmlType type = GgmlType::kF32;
-    std::vector<uint64_t> ne;  // 1 to 4 dimensions, ne[0] contiguous
+    std::vector<uint64_t> ne;  // ne[0] contiguous; at most 4, none is a single element
     // Called once, in order, with a sink for consecutive pieces; together they must be exactly the
     // tensor's bytes.
     using Sink = std::function<Result<void>(std::span<const std::byte>)>;
