@@ -11,11 +11,9 @@
 // Thread-safe: any thread may submit and wait. Each caller waits on a queue of its own.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>

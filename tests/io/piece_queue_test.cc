@@ -1,0 +1,145 @@
+#include "daemon/io/piece_queue.h"
+
+#include <gmock/gmock.h>
+
+#include <cerrno>
+
+#include "tests/io/test_file.h"
+
+namespace xp {
+namespace {
+
+using testing::HasSubstr;
+
+// Plays the kernel: takes pieces by hand and says what became of them.
+class PieceQueueTest : public testing::Test {
+protected:
+    static constexpr uint64_t kPiece = 2 * kPageBytes;
+
+    static IoOptions options() {
+        IoOptions options;
+        options.piece_bytes = kPiece;
+        return options;
+    }
+    PieceQueue::Piece take() {
+        std::optional<PieceQueue::Piece> piece = queue_.take(false);
+        EXPECT_TRUE(piece);
+        return std::move(*piece);
+    }
+    void add(uint64_t offset, uint64_t bytes, uint64_t tag) {
+        const ReadRequest request{fd_->get(), offset, buffer_.data(), bytes, &done_, tag};
+        queue_.add({&request, 1});
+    }
+    Error only_error() {
+        auto completions = done_.take(false);
+        EXPECT_EQ(completions.size(), 1u);
+        EXPECT_FALSE(completions.at(0).result.ok());
+        return completions.at(0).result.error();
+    }
+
+    TestFile file_{8 * kPageBytes, 1};
+    Result<UniqueFd> fd_ = open_file(file_.path(), O_RDONLY);
+    PageBuffer buffer_ = test_buffer(16 * kPageBytes);
+    CompletionQueue done_;
+    PieceQueue queue_{options(), "test", ""};
+};
+
+TEST_F(PieceQueueTest, ARequestIsCutIntoPiecesAndCompletesWithTheLastOfThem) {
+    add(kPageBytes, 5 * kPageBytes, 7);
+    auto a = take(), b = take(), c = take();
+    EXPECT_FALSE(queue_.take(false));
+    EXPECT_EQ(a.offset, kPageBytes);
+    EXPECT_EQ(b.offset, 3 * kPageBytes);
+    EXPECT_EQ(c.offset, 5 * kPageBytes);
+    EXPECT_EQ(c.bytes, kPageBytes);
+    EXPECT_EQ(c.buffer, buffer_.data() + 4 * kPageBytes);
+    EXPECT_FALSE(queue_.advance(c, static_cast<int64_t>(c.bytes)));
+    EXPECT_FALSE(queue_.advance(a, static_cast<int64_t>(a.bytes)));
+    EXPECT_TRUE(done_.take(false).empty());
+    EXPECT_EQ(queue_.stats().in_flight, 1u);
+    EXPECT_FALSE(queue_.advance(b, static_cast<int64_t>(b.bytes)));
+    auto completions = done_.take(false);
+    ASSERT_EQ(completions.size(), 1u);
+    EXPECT_EQ(completions[0].tag, 7u);
+    EXPECT_TRUE(completions[0].result);
+    EXPECT_EQ(queue_.stats().in_flight, 0u);
+    EXPECT_EQ(queue_.stats().pieces, 3u);
+    EXPECT_EQ(queue_.stats().read_bytes, 5 * kPageBytes);
+}
+
+TEST_F(PieceQueueTest, AfterAShortReadTheRestIsAskedFor) {
+    add(0, 2 * kPageBytes, 1);
+    auto piece = take();
+    EXPECT_TRUE(queue_.advance(piece, kPageBytes));
+    EXPECT_EQ(piece.offset, kPageBytes);
+    EXPECT_EQ(piece.bytes, kPageBytes);
+    EXPECT_EQ(piece.buffer, buffer_.data() + kPageBytes);
+    EXPECT_FALSE(queue_.advance(piece, kPageBytes));
+    EXPECT_TRUE(done_.take(false).at(0).result);
+    EXPECT_EQ(queue_.stats().short_reads, 1u);
+}
+
+TEST_F(PieceQueueTest, AnUnalignedShortReadInsideTheFileIsAnErrorWithTheNumbers) {
+    add(kPageBytes, 2 * kPageBytes, 1);
+    auto piece = take();
+    EXPECT_FALSE(queue_.advance(piece, 1000));
+    const Error error = only_error();
+    EXPECT_EQ(error.code, ErrorCode::kIo);
+    EXPECT_THAT(error.message, HasSubstr("only 1000 of 8192 bytes at offset 4096"));
+    EXPECT_THAT(error.message, HasSubstr(file_.path().native()));
+}
+
+TEST_F(PieceQueueTest, InterruptionsAreRetriedAndCountedUpToTheLimit) {
+    add(0, kPageBytes, 1);
+    auto piece = take();
+    for (uint32_t i = 0; i < kMaxPieceRetries; ++i) {
+        EXPECT_TRUE(queue_.advance(piece, i % 2 == 0 ? -EINTR : -EAGAIN)) << i;
+    }
+    EXPECT_EQ(queue_.stats().retries, kMaxPieceRetries);
+    EXPECT_FALSE(queue_.advance(piece, -EAGAIN));
+    EXPECT_THAT(only_error().message, HasSubstr("temporarily unavailable"));
+}
+
+TEST_F(PieceQueueTest, AfterTheFirstErrorNoFurtherPieceIsHandedOutAndTheErrorIsTheResult) {
+    add(0, 8 * kPageBytes, 3);
+    auto a = take(), b = take();
+    EXPECT_FALSE(queue_.advance(a, -EIO));
+    EXPECT_FALSE(queue_.take(false)) << "the third piece is pointless";
+    EXPECT_TRUE(done_.take(false).empty()) << "the second is still in flight";
+    EXPECT_FALSE(queue_.advance(b, -ENOMEM));
+    const Error error = only_error();
+    EXPECT_EQ(error.code, ErrorCode::kIo);
+    EXPECT_THAT(error.message, HasSubstr("reading 8192 bytes at offset 0 of"));
+    EXPECT_THAT(error.message, HasSubstr("Input/output error"));
+    EXPECT_EQ(queue_.stats().errors, 1u);
+}
+
+TEST_F(PieceQueueTest, ShuttingDownCompletesWhatWasNotHandedOut) {
+    add(0, 4 * kPageBytes, 1);
+    add(0, kPageBytes, 2);
+    auto piece = take();
+    queue_.shut_down();
+    EXPECT_FALSE(queue_.take(true));
+    auto first = done_.take(false);
+    ASSERT_EQ(first.size(), 1u);
+    EXPECT_EQ(first[0].tag, 2u);
+    EXPECT_EQ(first[0].result.error().code, ErrorCode::kShutdown);
+    EXPECT_FALSE(queue_.advance(piece, static_cast<int64_t>(piece.bytes)));
+    auto second = done_.take(false);
+    ASSERT_EQ(second.size(), 1u);
+    EXPECT_EQ(second[0].tag, 1u);
+    EXPECT_EQ(second[0].result.error().code, ErrorCode::kShutdown);
+    add(0, kPageBytes, 3);
+    EXPECT_EQ(only_error().code, ErrorCode::kShutdown);
+    EXPECT_EQ(queue_.stats().in_flight, 0u);
+}
+
+TEST_F(PieceQueueTest, ARangeBeyondWhatAFileCanHoldIsRefused) {
+    add(uint64_t{1} << 63, kPageBytes, 1);
+    EXPECT_EQ(only_error().code, ErrorCode::kInvalidArgument);
+    add((uint64_t{1} << 63) - kPageBytes, 2 * kPageBytes, 1);
+    EXPECT_EQ(only_error().code, ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace xp
