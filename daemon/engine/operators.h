@@ -1,16 +1,256 @@
-// placeholder while interfaces are laid out
+// The operator set: what a backend computes, and the memory it computes on. Model graphs are
+// written once against it; CPU and CUDA implement it, and one conformance suite runs on both.
+//
+// Pointers are into the backend's memory unless a name begins with `host_`; spans of descriptors
+// (segments, experts) are host memory. Matrices are row-major, contiguous float32 unless said
+// otherwise. Operators run in call order; download() and route() also wait for them.
+//
+// Numerics: float32 with float32 accumulation. The order of every sum depends on the operator's
+// inner dimensions only, never on the number of rows or threads, so that a row gets the same bits
+// alone, in a prefill chunk, or in a batch.
 #pragma once
+
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
 #include "daemon/base/result.h"
+#include "daemon/gguf/types.h"
+#include "daemon/text/tokenizer.h"
+
 namespace xp {
+
+// How attention rows are kept between passes.
 enum class KvType : uint8_t { kF32, kF16 };
+constexpr uint64_t kv_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+
+// Memory of a backend; move-only, may be empty.
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    DeviceBuffer(std::byte* data, uint64_t bytes, std::function<void(std::byte*)> free)
+        : data_(data, Free{std::move(free)}), bytes_(bytes) {}
+
+    std::byte* data() const { return data_.get(); }
+    uint64_t bytes() const { return bytes_; }
+    template <class T>
+    T* as() const {
+        return reinterpret_cast<T*>(data_.get());
+    }
+
+private:
+    struct Free {
+        std::function<void(std::byte*)> function;
+        void operator()(std::byte* data) const { function(data); }
+    };
+    std::unique_ptr<std::byte, Free> data_;
+    uint64_t bytes_ = 0;
+};
+
+// A weight matrix: `rows` outputs of `cols` inputs, in its stored type.
+struct Weight {
+    GgmlType type = GgmlType::kF32;
+    StorageLayout layout = StorageLayout::kGgml;
+    uint32_t rows = 0;
+    uint32_t cols = 0;
+    const std::byte* data = nullptr;
+};
+
+// Consecutive rows of a batch that belong to one sequence, with that sequence's state of the layer.
+struct AttentionSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;                 // of first_row; the following rows count up
+    std::byte* ring = nullptr;             // [window][dim]: position p at p mod window
+    const std::byte* compressed = nullptr; // [..][dim]
+};
+
+// Softmax attention with one shared key-value row per position (MQA, K = V), over a window of raw
+// rows and, when ratio is not 0, over compressed rows, all in one softmax with a sink per head:
+//   a_j = exp(q·K_j·scale − M) / (Σ exp(..) + exp(sink − M)),  out = Σ a_j K_j
+// Rows are taken in the order: window by ascending position, then compressed by ascending index.
+struct AttentionArgs {
+    const float* q = nullptr;            // [n_rows][n_heads][dim]
+    const std::byte* rows = nullptr;     // [n_rows][dim]: the batch's own rows, as stored
+    KvType kv = KvType::kF32;            // of rows, rings and compressed rows
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;
+    uint32_t window = 0;                 // positions p − window + 1 .. p
+    uint32_t ratio = 0;                  // compressed rows 0 .. (p + 1) / ratio − 1 are visible
+    const uint32_t* picks = nullptr;     // [n_rows][max_picks] from index_rows, or null: all visible
+    uint32_t max_picks = 0;
+    const float* sinks = nullptr;        // [n_heads]
+    float scale = 1;
+    std::span<const AttentionSegment> segments;
+    float* out = nullptr;                // [n_rows][n_heads][dim]
+};
+
+// One compressor's state of one sequence and the rows it appends to.
+// factor 1 (`ratio` tokens make a row) or 2 (overlapping: first halves of the window before,
+// second halves of the current one). Buffers: [factor·ratio][factor·dim]; keys start as 0, gates
+// as −∞; with factor 2 the lower `ratio` slots hold the window before.
+struct CompressorSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;
+    float* keys = nullptr;
+    float* gates = nullptr;
+    std::byte* compressed = nullptr;     // row w is written when position p = (w + 1)·ratio − 1
+};
+
+struct CompressorArgs {
+    const float* keys = nullptr;         // [n_rows][factor·dim]
+    const float* gates = nullptr;        // [n_rows][factor·dim], before the position bias
+    const float* bias = nullptr;         // [ratio][factor·dim], by position mod ratio
+    const float* norm = nullptr;         // [dim], RMS norm of the pooled row
+    float epsilon = 0;
+    uint32_t ratio = 0;
+    uint32_t factor = 1;
+    uint32_t dim = 0;
+    uint32_t rope_dims = 0;              // trailing dimensions rotated by position w·ratio
+    std::span<const double> host_frequencies;  // [rope_dims / 2]
+    KvType kv = KvType::kF32;            // of the appended rows
+    std::span<const CompressorSegment> segments;
+};
+
+struct IndexSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;
+    const std::byte* keys = nullptr;     // [..][dim], compressed indexer rows
+};
+
+// Picks compressed rows by score_w = Σ_h weight_h · max(0, q_h·key_w): the max_picks highest of the
+// (p + 1) / ratio visible, ties to the lowest index.
+struct IndexArgs {
+    const float* q = nullptr;            // [n_rows][n_heads][dim]
+    const float* weights = nullptr;      // [n_rows][n_heads], scaled
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;
+    uint32_t ratio = 0;
+    KvType kv = KvType::kF32;
+    uint32_t max_picks = 0;
+    std::span<const IndexSegment> segments;
+    uint32_t* picks = nullptr;           // [n_rows][max_picks], ascending; unused tail kNoPick
+};
+inline constexpr uint32_t kNoPick = UINT32_MAX;
+
+struct HyperConnectionArgs {
+    const float* state = nullptr;        // [n_rows][streams][dim]
+    const float* mixes = nullptr;        // [n_rows][outputs]: fn · state, before the RMS factor
+    const float* base = nullptr;         // [outputs]
+    const float* scale = nullptr;        // [3], or [1] for the head
+    uint32_t streams = 0;
+    uint32_t dim = 0;
+    float norm_epsilon = 0;
+    float epsilon = 0;
+    uint32_t iterations = 0;             // Sinkhorn normalisations
+};
+
+// One routed expert's share of a batch.
+struct ExpertWork {
+    const std::byte* object = nullptr;   // in a cache slot
+    std::span<const uint32_t> rows;      // batch rows that chose it
+    std::span<const uint32_t> slots;     // where each row's output goes, see ExpertArgs::out
+    std::span<const float> weights;      // router weight of each
+};
+
+// out[row][slot] = down · (silu(min(gate·x, limit)) · clamp(up·x, ±limit) · weight)
+struct ExpertArgs {
+    Weight gate, up, down;               // data: offsets are added to each object
+    uint64_t gate_offset = 0, up_offset = 0, down_offset = 0;
+    const float* x = nullptr;            // [n_rows][gate.cols]
+    float limit = 0;
+    uint32_t n_slots = 0;                // per row: top_k
+    std::span<const ExpertWork> experts;
+    float* out = nullptr;                // [n_rows][n_slots][down.rows]
+};
+
+enum class RouterScore : uint8_t { kSqrtSoftplus, kSigmoid, kSoftmax };
+
+struct RouteArgs {
+    const float* logits = nullptr;       // [n_rows][n_experts]
+    const float* bias = nullptr;         // [n_experts], for the choice only; may be null
+    // [n_rows][top_k] fixed choices (hash routing) instead of the highest scores; may be null
+    const uint32_t* host_fixed = nullptr;
+    RouterScore score = RouterScore::kSqrtSoftplus;
+    bool normalise = true;
+    float scale = 1;                     // of the weights, after normalising
+    uint32_t n_experts = 0;
+    uint32_t top_k = 0;
+};
+
 class Operators {
 public:
     virtual ~Operators() = default;
     // "cpu (AVX-512, 2 threads)" or the device's name, for stats and status lines.
     virtual std::string describe() const = 0;
+
+    // ---- memory -----------------------------------------------------------------------------
+    virtual Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) = 0;  // zero-filled
+    virtual void upload(std::byte* to, std::span<const std::byte> host_from) = 0;
+    virtual void download(std::span<std::byte> host_to, const std::byte* from) const = 0;
+
+    // ---- matrices ---------------------------------------------------------------------------
+    // state[row][s] = table row of token, for every stream s.
+    virtual void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
+                       float* state) = 0;
+    // y[row][o] = Σ_i w[o][i]·x[row][i]
+    virtual void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) = 0;
+    // Block-diagonal: output rows of group g see inputs [g·cols, (g+1)·cols) only.
+    virtual void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
+                                float* y) = 0;
+    // y = x / sqrt(mean(x²) + epsilon), times weight if not null. In place allowed.
+    virtual void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
+                          uint32_t dim, float* y) = 0;
+    // y = x; the ranges do not overlap.
+    virtual void copy(const float* x, uint64_t n, float* y) = 0;
+    virtual void scale(float* x, float factor, uint64_t n) = 0;
+    // y += x
+    virtual void add(const float* x, uint64_t n, float* y) = 0;
+    // y = silu(min(gate, limit)) · clamp(up, ±limit)
+    virtual void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) = 0;
+
+    // ---- attention --------------------------------------------------------------------------
+    // Rotates adjacent pairs of the trailing rope_dims of every head in place:
+    // (a, b) → (a·cos − b·sin, a·sin + b·cos); inverse negates sin.
+    // cos_sin: [n_rows][rope_dims / 2][2].
+    virtual void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads,
+                      uint32_t dim, uint32_t rope_dims, bool inverse) = 0;
+    // Rows in their stored form: rows[r] = x[r].
+    virtual void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
+                            std::byte* rows) = 0;
+    virtual void attention(const AttentionArgs& args) = 0;
+    // Copies each segment's last rows into its ring, after attention() has read the old ones.
+    virtual void update_rings(const AttentionArgs& args) = 0;
+    virtual void compress(const CompressorArgs& args) = 0;
+    virtual void index_rows(const IndexArgs& args) = 0;
+
+    // ---- hyper-connections (DeepSeek-V4) ------------------------------------------------------
+    // y[row] = Σ_i pre_i·state_i, and post_comb[row] = {post[streams], comb[streams][streams]}.
+    virtual void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
+                        float* post_comb) = 0;
+    // state'_k = post_k·o + Σ_j comb[j][k]·state_j, in place.
+    virtual void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
+                         uint32_t dim, float* state) = 0;
+    virtual void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) = 0;
+
+    // ---- mixture of experts -------------------------------------------------------------------
+    // host_ids and host_weights: [n_rows][top_k], in the router's order (highest first, ties to the
+    // lowest id).
+    virtual void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
+                       float* host_weights) = 0;
+    virtual void experts(const ExpertArgs& args) = 0;
+    // y[row] = Σ_slot parts[row][slot], ascending.
+    virtual void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
+                           float* y) = 0;
 };
+
 // `threads` 0: one per hardware thread. kUnsupported on processors without AVX2, FMA and F16C.
 Result<std::unique_ptr<Operators>> make_cpu_operators(unsigned threads);
+
 }  // namespace xp

@@ -30,7 +30,8 @@ struct TokenLogprob {
 class Sampler {
 public:
     explicit Sampler(const SamplingOptions& options);
-    TokenId sample(std::span<const float> logits);
+    // kInternal when no logit is a number: the model's output is then worthless.
+    Result<TokenId> sample(std::span<const float> logits);
 
 private:
     double next_uniform();  // in [0, 1)

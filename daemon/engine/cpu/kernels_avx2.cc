@@ -1,0 +1,18 @@
+#include <immintrin.h>
+
+#include "daemon/engine/cpu/kernels.h"
+
+namespace xp {
+namespace {
+
+#include "daemon/engine/cpu/kernels.inl"
+
+}  // namespace
+
+const CpuKernels& avx2_kernels() {
+    static constexpr CpuKernels kernels = {"AVX2", matmul, dot, axpy, half_to_float_row,
+                                           float_to_half_row};
+    return kernels;
+}
+
+}  // namespace xp

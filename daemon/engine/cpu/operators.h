@@ -1,0 +1,91 @@
+// The CPU backend. Its memory is host memory; expert objects are computed on straight from their
+// cache slots. Loops are divided over a thread pool so that no result depends on the division.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "daemon/base/thread_pool.h"
+#include "daemon/engine/cpu/kernels.h"
+#include "daemon/engine/operators.h"
+
+namespace xp {
+
+class CpuOperators final : public Operators {
+public:
+    CpuOperators(const CpuKernels& kernels, unsigned threads) : kernels_(kernels), pool_(threads) {}
+
+    std::string describe() const override;
+
+    Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
+    void upload(std::byte* to, std::span<const std::byte> host_from) override;
+    void download(std::span<std::byte> host_to, const std::byte* from) const override;
+
+    void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
+               float* state) override;
+    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override;
+    void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
+                        float* y) override;
+    void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
+                  float* y) override;
+    void copy(const float* x, uint64_t n, float* y) override;
+    void scale(float* x, float factor, uint64_t n) override;
+    void add(const float* x, uint64_t n, float* y) override;
+    void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) override;
+
+    void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
+              uint32_t rope_dims, bool inverse) override;
+    void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
+                    std::byte* rows) override;
+    void attention(const AttentionArgs& args) override;
+    void update_rings(const AttentionArgs& args) override;
+    void compress(const CompressorArgs& args) override;
+    void index_rows(const IndexArgs& args) override;
+
+    void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
+                float* post_comb) override;
+    void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
+                 uint32_t dim, float* state) override;
+    void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
+
+    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
+               float* host_weights) override;
+    void experts(const ExpertArgs& args) override;
+    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
+                   float* y) override;
+
+private:
+    // Calls body(begin, end) for consecutive pieces of [0, n). `cost` is about one multiply-add per
+    // unit for one item: pieces are large enough that handing them out does not dominate.
+    template <class Body>
+    void for_ranges(uint64_t n, uint64_t cost, const Body& body) {
+        // Below this a loop is done sooner by one thread than a second one is woken.
+        constexpr uint64_t kMinTaskCost = 32768;
+        const uint64_t per_task = std::max<uint64_t>(1, kMinTaskCost / std::max<uint64_t>(cost, 1));
+        const uint64_t most = uint64_t{pool_.n_threads()} * 8;
+        const uint64_t n_tasks = std::clamp<uint64_t>(n / per_task, 1, most);
+        if (n_tasks == 1) return body(uint64_t{0}, n);
+        pool_.run(n_tasks, [&](uint64_t t) { body(n * t / n_tasks, n * (t + 1) / n_tasks); });
+    }
+
+    // The kernel with a scratch area of the calling thread.
+    void matmul_rows(const Weight& w, uint64_t begin, uint64_t end, const float* x,
+                     uint64_t x_stride, uint32_t n, float* y, uint64_t y_stride) const;
+
+    const CpuKernels& kernels_;
+    ThreadPool pool_;
+    std::vector<float> expert_scratch_;
+};
+
+// A row of stored attention state as floats: itself, or converted into `scratch`.
+inline const float* stored_row(const CpuKernels& kernels, const std::byte* rows, KvType kv,
+                               uint64_t index, uint32_t dim, float* scratch) {
+    if (kv == KvType::kF32) return reinterpret_cast<const float*>(rows) + index * dim;
+    kernels.half_to_float_row(reinterpret_cast<const uint16_t*>(rows) + index * dim, scratch, dim);
+    return scratch;
+}
+
+void write_stored_row(const CpuKernels& kernels, const float* row, KvType kv, uint64_t index,
+                      uint32_t dim, std::byte* rows);
+
+}  // namespace xp

@@ -1,0 +1,73 @@
+// One forward pass of DeepSeek-V4, layer by layer. See pass.cc for the graph.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "daemon/engine/deepseek4/model.h"
+
+namespace xp {
+
+class DeepSeek4Pass final : public ForwardPass {
+public:
+    // Rows of one sequence within the batch.
+    struct Span {
+        DeepSeek4Sequence* sequence = nullptr;
+        uint32_t first_row = 0;
+        uint32_t n_rows = 0;
+    };
+
+    DeepSeek4Pass(DeepSeek4Model& model, std::span<const Row> rows, std::vector<Span> spans,
+                  std::unique_ptr<DeepSeek4Workspace> workspace, const PassObserver* observer);
+    ~DeepSeek4Pass() override;
+
+    Result<bool> step() override;
+    std::span<const float> logits(size_t row) const override;
+
+private:
+    // A batch row's use of an expert: where its output goes and with which weight.
+    struct Choice {
+        uint32_t expert, row, slot;
+        float weight;
+    };
+
+    void embed();
+    void attention_part();
+    void compress(const Compressor& compressor, bool index);
+    void pick_rows();
+    void route();
+    void shared_expert();
+    Result<void> compute_group(std::span<const ReadyExpert> group);
+    void finish_layer();
+    Result<void> head();
+    void hyper_connection(const HyperConnection& hc, const float* norm);
+    void fill_turns(std::span<const double> frequencies, float* turns);
+    void prefetch_next_layer();
+    std::vector<uint32_t> hash_experts(const DeepSeek4Layer& layer) const;
+    void observe_routing(std::span<const uint32_t> ids, std::span<const float> weights) const;
+    void observe_picks() const;
+
+    uint32_t n_rows() const { return static_cast<uint32_t>(rows_.size()); }
+    const DeepSeek4Layer& layer() const { return model_.layers_[layer_]; }
+    bool compressed_layer() const { return model_.config_.ratio[layer_] != 0; }
+
+    DeepSeek4Model& model_;
+    Operators& ops_;
+    std::vector<Row> rows_;
+    std::vector<Span> spans_;
+    std::unique_ptr<DeepSeek4Workspace> work_;
+    PassObserver observer_;
+
+    uint32_t layer_ = 0;
+    bool complete_ = false;
+    bool failed_ = false;
+    std::vector<Choice> choices_;                           // of this layer, by expert, then row
+    std::optional<ExpertCache::Acquisition> acquisition_;   // while the experts of a layer run
+    uint32_t experts_left_ = 0;                             // not handed out yet
+
+    std::vector<float> logits_;
+    std::vector<uint32_t> logits_index_;                    // per row, or UINT32_MAX
+};
+
+}  // namespace xp

@@ -1,0 +1,40 @@
+// Loading resident tensors of a pack into a backend's memory, with every shape checked.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "daemon/engine/operators.h"
+#include "daemon/gguf/gguf.h"
+
+namespace xp {
+
+// Owns what it loaded. Names lists aliases, most usual first; a missing tensor is kNotFound with
+// the first of them, a wrong shape kCorrupt with both shapes.
+class WeightLoader {
+public:
+    using Names = std::initializer_list<std::string>;
+
+    WeightLoader(const GgufFile& file, Operators& operators) : file_(file), operators_(operators) {}
+
+    // A matrix in its stored type.
+    Result<Weight> matrix(Names names, uint64_t rows, uint64_t cols);
+    // Any float-like tensor as float32.
+    Result<const float*> floats(Names names, std::initializer_list<uint64_t> ne);
+    // An I32 tensor in host memory.
+    Result<std::vector<int32_t>> integers(Names names, std::initializer_list<uint64_t> ne);
+
+    uint64_t bytes() const { return bytes_; }
+    std::vector<DeviceBuffer> take_buffers() && { return std::move(buffers_); }
+
+private:
+    Result<const TensorInfo*> find(Names names, std::initializer_list<uint64_t> ne) const;
+
+    const GgufFile& file_;
+    Operators& operators_;
+    std::vector<DeviceBuffer> buffers_;
+    uint64_t bytes_ = 0;
+};
+
+}  // namespace xp
