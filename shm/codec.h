@@ -161,8 +161,11 @@ inline constexpr size_t kMaxStopBytes = 256;
 inline constexpr uint32_t kMaxLogprobs = 20;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxMessages = 4096;
+inline constexpr size_t kMaxToolCalls = 4096;  // of all messages of a chat together
+inline constexpr size_t kMaxModels = 256;
 
-// Never fail for structs within the limits above.
+// Never fail for structs within the limits above whose texts are UTF-8. A log-probability that is
+// not finite is sent as the lowest float.
 std::vector<std::byte> encode_request(const Request& request);
 std::vector<std::byte> encode_reply(const Reply& reply);
 

@@ -39,16 +39,21 @@ class RingWriter {
 public:
     RingWriter(Segment own, ConstSegment peer);
 
+    // `request_id` is not 0. kTooLarge also for an empty body, which is no record.
     RingStatus write(uint64_t request_id, std::span<const std::byte> body);
     uint64_t free_bytes();  // 0 after a violation
-    uint64_t max_record_bytes() const;
+    uint64_t max_record_bytes() const;  // with the header: bodies are up to 16 bytes less
     // True when the peer sleeps for data (it must be rung after a successful write).
     bool peer_waits_for_data() const;
-    // Declares that this side waits for room; false when there is room for `bytes` after all.
+    // Declares that this side waits for room for a body of `bytes`; false when there is room after
+    // all, or the peer broke the protocol: call write() then.
     bool prepare_wait_for_space(uint64_t bytes);
     void cancel_wait_for_space();
 
 private:
+    bool refresh_head();
+    uint64_t bytes_with_pad(uint64_t length) const;
+
     Segment own_;
     ConstSegment peer_;
     uint64_t tail_ = 0;
@@ -60,15 +65,20 @@ class RingReader {
 public:
     RingReader(Segment own, ConstSegment peer);
 
-    // kOk with a record, kEmpty, or kViolation.
+    // kOk with a record, kEmpty, or kViolation. The body keeps the zero bytes, up to seven, that
+    // fill the record to a multiple of eight; messages carry their own length.
     RingStatus read(Record* record);
     // True when the peer sleeps for room (it must be rung after records were consumed).
     bool peer_waits_for_space() const;
-    // Declares that this side sleeps; false when there is something to read after all.
+    // Declares that this side sleeps; false when there is something to read after all, be it a
+    // violation: call read() then.
     bool prepare_wait_for_data();
     void cancel_wait_for_data();
 
 private:
+    bool refresh_tail();
+    void consume(uint64_t bytes);
+
     Segment own_;
     ConstSegment peer_;
     uint64_t head_ = 0;
