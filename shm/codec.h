@@ -163,6 +163,7 @@ inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxMessages = 4096;
 inline constexpr size_t kMaxToolCalls = 4096;  // of all messages of a chat together
 inline constexpr size_t kMaxModels = 256;
+inline constexpr float kMaxTemperature = 100.0f;
 
 // Never fail for structs within the limits above whose texts are UTF-8. A log-probability that is
 // not finite is sent as the lowest float.

@@ -11,7 +11,6 @@ namespace {
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
 // The most tables an honest message can have: messages, their tool calls, and the few around them.
 constexpr flatbuffers::uoffset_t kMaxTables = kMaxMessages + kMaxToolCalls + 64;
-constexpr float kMaxTemperature = 100.0f;
 
 // Copies fields out of a verified buffer into plain values and keeps the first fault.
 //
