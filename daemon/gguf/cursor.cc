@@ -13,7 +13,7 @@ constexpr size_t kMaxQuotedBytes = 96;
 
 HeaderCursor::HeaderCursor(int fd, const Path& path, uint64_t file_bytes)
     : fd_(fd), path_(path), file_bytes_(file_bytes), end_(std::min(file_bytes, kMaxHeaderBytes)),
-      window_(std::make_unique<std::byte[]>(kWindowBytes)) {}
+      window_(std::make_unique_for_overwrite<std::byte[]>(std::min(kWindowBytes, end_))) {}
 
 Result<void> HeaderCursor::read(std::span<std::byte> bytes) {
     XP_CHECK(require(bytes.size(), 1, "bytes"));
