@@ -1,0 +1,157 @@
+#include "daemon/pack/build.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "daemon/base/memory.h"
+#include "daemon/pack/build_plan.h"
+#include "daemon/pack/build_stream.h"
+#include "daemon/pack/destination.h"
+#include "daemon/pack/file_digest.h"
+#include "daemon/pack/format.h"
+#include "daemon/pack/journal.h"
+
+namespace xp {
+
+namespace {
+
+// Sends resident.gguf on its way to the drive while the writer, which owns the descriptor, goes on.
+class ResidentCacheCleaner {
+public:
+    explicit ResidentCacheCleaner(Path path) : path_(std::move(path)) {}
+
+    void wrote(uint64_t bytes) {
+        pending_bytes_ += bytes;
+        if (pending_bytes_ < WriteBehind::kWindowBytes) return;
+        pending_bytes_ = 0;
+        if (!fd_) {
+            auto fd = open_file(path_, O_RDONLY);
+            if (!fd) return;  // only the cache is at stake
+            fd_ = std::move(*fd);
+        }
+        ::sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+        ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
+    }
+
+private:
+    Path path_;
+    UniqueFd fd_;
+    uint64_t pending_bytes_ = 0;
+};
+
+std::vector<uint64_t> dimensions(const TensorInfo& tensor) {
+    return {tensor.ne.begin(), tensor.ne.begin() + std::max<uint32_t>(tensor.n_dims, 1)};
+}
+
+// The pass over the source, led by the writer of resident.gguf: it asks for its tensors one after
+// the other, and what lies between them in the source is handled on the way.
+Result<void> copy_everything(const BuildPlan& plan, const Destination& destination,
+                             BuildStream& stream) {
+    const Path path = destination.directory() / kResidentName;
+    ResidentCacheCleaner cleaner(path);
+    std::vector<TensorToWrite> tensors;
+    for (const size_t index : plan.resident_steps) {
+        const TensorInfo& tensor = *plan.steps[index].tensor;
+        tensors.push_back({tensor.name, tensor.type, dimensions(tensor),
+                           [&, index](const TensorToWrite::Sink& sink) {
+                               return stream.run_through(index, [&](auto bytes) -> Result<void> {
+                                   XP_CHECK(sink(bytes));
+                                   cleaner.wrote(bytes.size());
+                                   return {};
+                               });
+                           }});
+    }
+    XP_TRY(const uint64_t bytes, write_gguf(path, plan.resident_metadata, tensors));
+    (void)bytes;
+    const TensorToWrite::Sink nothing_left = [](auto) -> Result<void> {
+        return make_error(ErrorCode::kInternal, "a resident tensor was left behind");
+    };
+    return stream.run_through(plan.steps.size() - 1, nothing_left);
+}
+
+std::vector<ObjectDigest> combine_digests(const BuildState& state) {
+    std::vector<ObjectDigest> digests(state.sums.size());
+    for (size_t i = 0; i < digests.size(); ++i) {
+        digests[i].segments = state.sums[i];
+        digests[i].stored_xxh3 = combine_sums(state.sums[i]);
+        digests[i].source = combine_source_digests(state.slices[i]);
+    }
+    return digests;
+}
+
+// Everything that depends on the source's digests, the manifest last.
+Result<void> finish(const BuildPlan& plan, const BuildState& state,
+                    const Destination& destination) {
+    Manifest manifest = plan.manifest;
+    XP_ASSERT(state.finished_files.size() == manifest.sources.size());
+    for (size_t i = 0; i < manifest.sources.size(); ++i) {
+        manifest.sources[i].digest = state.finished_files[i];
+    }
+    manifest.identity = compute_identity(manifest);
+    for (size_t s = 0; s < manifest.stripes.size(); ++s) {
+        const std::string header = encode_stripe_header(manifest, s);
+        const int fd = destination.stripe_fds()[s].get();
+        const Path& path = destination.stripe_paths()[s];
+        XP_CHECK(write_exact(fd, 0, std::as_bytes(std::span(header)), path));
+        XP_CHECK(sync_file(fd, path));
+        ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    const Path& directory = destination.directory();
+    XP_TRY(manifest.resident_digest, digest_file(directory / kResidentName, nullptr));
+    const std::string index = encode_index(manifest, combine_digests(state));
+    manifest.index_digest = sha256(std::as_bytes(std::span(index)));
+    XP_CHECK(write_file_atomic(directory / kIndexName, index));
+    const std::string text = format_manifest(manifest);
+    // A manifest that its own reader refuses must not appear.
+    if (auto parsed = parse_manifest(text, directory / kManifestName); !parsed) {
+        return std::move(parsed).error().with_context("the finished manifest does not hold up");
+    }
+    XP_CHECK(write_file_atomic(directory / kManifestName, text));
+    const Path journal = directory / kJournalName;
+    if (::unlink(journal.c_str()) != 0 && errno != ENOENT) {
+        return errno_error(errno, fmt::format("the pack is complete, but {} cannot be removed",
+                                              journal.native()));
+    }
+    return sync_directory(directory);
+}
+
+Result<void> run_build(const GgufFile& source, const BuildPlan& plan, Destination& destination,
+                       const BuildOptions& options) {
+    XP_TRY(const std::vector<SourceStamp> before, stamp_source(source));
+    BuildState state(plan);
+    XP_TRY(Journal journal, destination.prepare(plan, options.reserve_bytes, state));
+    BuildStream stream(source, plan, destination.stripe_fds(), destination.stripe_paths(), options,
+                       journal, state);
+    XP_CHECK(stream.start());
+    XP_CHECK(copy_everything(plan, destination, stream));
+    XP_TRY(const std::vector<SourceStamp> after, stamp_source(source));
+    if (before != after) {
+        return make_error(ErrorCode::kCorrupt,
+                          "{} was changed while it was read; remove {} and build again",
+                          source.files()[0].path.native(), destination.directory().native());
+    }
+    return finish(plan, state, destination);
+}
+
+}  // namespace
+
+Result<void> build_pack(const Path& source_path, const Path& destination_path,
+                        const BuildOptions& options) {
+    XP_TRY(const GgufFile source, GgufFile::open(source_path));
+    XP_TRY(Destination destination,
+           Destination::open(destination_path, options.stripe_directories));
+    XP_TRY(const BuildPlan plan,
+           plan_build(source, destination.stripe_names(), options.mxfp4_layout));
+    auto built = run_build(source, plan, destination, options);
+    if (built) return {};
+    Error error = std::move(built).error();
+    std::error_code ignored;
+    const bool resumable = std::filesystem::exists(destination.directory() / kJournalName, ignored);
+    if (resumable && (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kNoSpace ||
+                      error.code == ErrorCode::kIo)) {
+        error.message += "; finished layers are kept: run the same build again to go on";
+    }
+    return error;
+}
+
+}  // namespace xp

@@ -1,0 +1,197 @@
+#include "daemon/pack/build_stream.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "daemon/pack/format.h"
+
+namespace xp {
+
+namespace {
+
+// For everything but experts, whose chunk is one matrix. Large enough for full drive speed, small
+// enough that two of them do not matter.
+constexpr uint64_t kChunkBytes = uint64_t{8} << 20;
+// Read ahead, hash of the file, hash of the slice, convert and write.
+constexpr unsigned kTasks = 4;
+
+}  // namespace
+
+BuildStream::BuildStream(const GgufFile& source, const BuildPlan& plan,
+                         std::span<const UniqueFd> stripes, std::span<const Path> stripe_paths,
+                         const BuildOptions& options, Journal& journal, BuildState& state)
+    : source_(source), plan_(plan), stripes_(stripes), stripe_paths_(stripe_paths),
+      options_(options), journal_(journal), state_(state), resumed_step_(state.next_step),
+      pool_(kTasks) {
+    progress_.total_bytes = plan.total_bytes;
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+        if (!needs_reading(i)) progress_.resumed_bytes += plan.steps[i].bytes;
+    }
+    progress_.done_bytes = progress_.resumed_bytes;
+}
+
+Result<void> BuildStream::start() {
+    uint64_t largest = kChunkBytes;
+    for (const PackLayer& layer : plan_.manifest.layers) {
+        for (size_t r = 0; r < kExpertRoles; ++r) {
+            // The whole segment: padding is added behind the matrix in the buffer.
+            largest = std::max(largest, segment_end(layer, r) - layer.roles[r].offset);
+        }
+    }
+    XP_TRY(current_buffer_, PageBuffer::allocate(largest, "reading the source"));
+    XP_TRY(next_buffer_, PageBuffer::allocate(largest, "reading the source"));
+    XP_TRY(converted_, PageBuffer::allocate(largest, "converting a matrix"));
+    for (const GgufFile::File& file : source_.files()) {
+        ::posix_fadvise(file.fd.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+    }
+    current_ = chunk_from(0, 0);
+    report();
+    return read(current_, current_buffer_);
+}
+
+Result<void> BuildStream::run_through(size_t step, const TensorToWrite::Sink& sink) {
+    while (current_.step <= step && current_.step < plan_.steps.size()) {
+        if (options_.cancelled && options_.cancelled()) {
+            return make_error(ErrorCode::kCancelled, "the build was cancelled after {} of {} bytes",
+                              progress_.done_bytes, progress_.total_bytes);
+        }
+        const Chunk next = chunk_from(current_.step, current_.offset + current_.bytes);
+        XP_CHECK(handle_current(next, sink));
+        drop_from_cache(current_);
+        const size_t finished = current_.step;
+        progress_.done_bytes += current_.bytes;
+        current_ = next;
+        std::swap(current_buffer_, next_buffer_);
+        if (next.step != finished && finished >= resumed_step_) {
+            state_.next_step = finished + 1;
+            if (plan_.steps[finished].kind == BuildStep::Kind::kExperts) {
+                XP_CHECK(finish_expert_tensor());
+            }
+        }
+        report();
+    }
+    return {};
+}
+
+BuildStream::Chunk BuildStream::chunk_from(size_t step, uint64_t offset) const {
+    const auto& steps = plan_.steps;
+    while (step < steps.size() && (offset >= steps[step].bytes || !needs_reading(step))) {
+        ++step;
+        offset = 0;
+    }
+    if (step == steps.size()) return {step, 0, 0};
+    return {step, offset, std::min(chunk_limit(steps[step]), steps[step].bytes - offset)};
+}
+
+bool BuildStream::needs_reading(size_t step) const {
+    return step >= resumed_step_ || plan_.steps[step].kind == BuildStep::Kind::kResident;
+}
+
+uint64_t BuildStream::chunk_limit(const BuildStep& step) const {
+    if (step.kind != BuildStep::Kind::kExperts) return kChunkBytes;
+    return plan_.manifest.layers[step.layer].roles[step.role].bytes;
+}
+
+Result<void> BuildStream::read(const Chunk& chunk, PageBuffer& buffer) const {
+    if (chunk.bytes == 0) return {};
+    const BuildStep& step = plan_.steps[chunk.step];
+    const GgufFile::File& file = source_.files()[step.file];
+    return read_exact(file.fd.get(), step.offset + chunk.offset, {buffer.data(), chunk.bytes},
+                      file.path);
+}
+
+Result<void> BuildStream::handle_current(const Chunk& next, const TensorToWrite::Sink& sink) {
+    const BuildStep::Kind kind = plan_.steps[current_.step].kind;
+    std::array<Result<void>, kTasks> results;
+    pool_.run(kTasks, [&](uint64_t task) {
+        switch (task) {
+            case 0: results[0] = read(next, next_buffer_); break;
+            case 1: hash_file(); break;
+            case 2:
+                if (kind == BuildStep::Kind::kExperts) hash_slice();
+                break;
+            case 3:
+                if (kind == BuildStep::Kind::kExperts) results[3] = store_expert();
+                if (kind == BuildStep::Kind::kResident) {
+                    results[3] = sink({current_buffer_.data(), current_.bytes});
+                }
+                break;
+        }
+    });
+    for (Result<void>& result : results) XP_CHECK(std::move(result));
+    return {};
+}
+
+void BuildStream::hash_file() {
+    if (current_.step < resumed_step_) return;
+    const BuildStep& step = plan_.steps[current_.step];
+    state_.file_hash.update({current_buffer_.data(), current_.bytes});
+    if (step.offset + current_.offset + current_.bytes == source_.files()[step.file].bytes) {
+        state_.finished_files.push_back(state_.file_hash.finish());
+    }
+}
+
+void BuildStream::hash_slice() {
+    const BuildStep& step = plan_.steps[current_.step];
+    const PackLayer& layer = plan_.manifest.layers[step.layer];
+    const uint64_t expert = current_.offset / current_.bytes;
+    state_.slices[layer.first_object + expert][step.role] =
+        sha256({current_buffer_.data(), current_.bytes});
+}
+
+Result<void> BuildStream::store_expert() {
+    const BuildStep& step = plan_.steps[current_.step];
+    const PackLayer& layer = plan_.manifest.layers[step.layer];
+    const RoleLayout& role = layer.roles[step.role];
+    const uint64_t expert = current_.offset / role.bytes;
+    std::byte* stored = current_buffer_.data();
+    if (role.layout != StorageLayout::kGgml) {
+        stored = converted_.data();
+        const uint64_t row = row_bytes(role.type, role.cols);
+        for (uint64_t r = 0; r < role.rows; ++r) {
+            row_to_layout(role.type, role.layout, current_buffer_.data() + r * row,
+                          stored + r * row, role.cols);
+        }
+    }
+    const uint64_t segment = segment_end(layer, step.role) - role.offset;
+    std::memset(stored + role.bytes, 0, segment - role.bytes);
+    state_.sums[layer.first_object + expert][step.role] = xxh3_64({stored, segment});
+
+    const size_t n_stripes = stripes_.size();
+    const size_t stripe = expert % n_stripes;
+    const uint64_t offset =
+        layer.base[stripe] + expert / n_stripes * layer.stride + role.offset;
+    XP_CHECK(write_exact(stripes_[stripe].get(), offset, {stored, segment},
+                         stripe_paths_[stripe]));
+    write_behind_.wrote(stripes_[stripe].get(), offset, segment);
+    return {};
+}
+
+Result<void> BuildStream::finish_expert_tensor() {
+    write_behind_.drain();
+    for (size_t s = 0; s < stripes_.size(); ++s) {
+        if (::fdatasync(stripes_[s].get()) != 0) {
+            return errno_error(errno, fmt::format("cannot sync {}", stripe_paths_[s].native()));
+        }
+    }
+    return journal_.append(plan_, state_);
+}
+
+void BuildStream::drop_from_cache(const Chunk& chunk) const {
+    const BuildStep& step = plan_.steps[chunk.step];
+    // From the page in which the chunk begins; the one in which it ends is still needed.
+    const uint64_t begin = (step.offset + chunk.offset) / kPageBytes * kPageBytes;
+    const uint64_t end = step.offset + chunk.offset + chunk.bytes;
+    ::posix_fadvise(source_.files()[step.file].fd.get(), static_cast<off_t>(begin),
+                    static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+}
+
+void BuildStream::report() {
+    if (options_.progress) options_.progress(progress_);
+}
+
+}  // namespace xp

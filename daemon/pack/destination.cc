@@ -1,0 +1,236 @@
+#include "daemon/pack/destination.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <optional>
+
+#include "daemon/base/size.h"
+#include "daemon/pack/format.h"
+
+namespace xp {
+
+namespace {
+
+// Manifest, journal header and directory blocks.
+constexpr uint64_t kSmallFilesBytes = uint64_t{2} << 20;
+
+Path absolute_path(const Path& path) {
+    std::error_code ignored;
+    Path absolute = std::filesystem::absolute(path, ignored).lexically_normal();
+    if (!absolute.has_filename()) absolute = absolute.parent_path();  // "pack/" and "pack"
+    return absolute;
+}
+
+bool is_there(const Path& path) {
+    struct stat info;
+    return ::lstat(path.c_str(), &info) == 0;
+}
+
+// Bytes the file already has on its drive, at most `limit`.
+uint64_t allocated_bytes(const Path& path, uint64_t limit) {
+    struct stat info;
+    if (::stat(path.c_str(), &info) != 0) return 0;
+    return std::min(static_cast<uint64_t>(info.st_blocks) * 512, limit);
+}
+
+uint64_t journal_bytes(const BuildPlan& plan) {
+    // Per object 3 entries of 40 bytes in hexadecimal; per record the hash state and file digests.
+    const uint64_t records = plan.manifest.layers.size() * kExpertRoles;
+    return plan.manifest.n_objects * kExpertRoles * 80 +
+           records * (512 + 64 * plan.manifest.sources.size());
+}
+
+Result<void> allocate(int fd, uint64_t bytes, const Path& path) {
+    int rc;
+    do {
+        rc = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+    } while (rc != 0 && errno == EINTR);
+    if (rc == 0) return {};
+    if (errno != EOPNOTSUPP && errno != ENOSYS) {
+        return errno_error(errno, fmt::format("cannot allocate {} bytes for {}", bytes,
+                                              path.native()));
+    }
+    // Without preallocation the file only gets its size, and a full drive shows later.
+    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+        return errno_error(errno, fmt::format("cannot set the size of {}", path.native()));
+    }
+    return {};
+}
+
+}  // namespace
+
+Result<Destination> Destination::open(const Path& directory,
+                                      const std::vector<Path>& stripe_directories) {
+    Destination destination;
+    destination.directory_ = absolute_path(directory);
+    if (stripe_directories.size() + 1 > kMaxStripes) {
+        return make_error(ErrorCode::kInvalidArgument, "{} stripes; at most {} are supported",
+                          stripe_directories.size() + 1, kMaxStripes);
+    }
+    const std::string pack_name = destination.directory_.filename().native();
+    destination.stripe_names_.push_back("experts.000.xpk");
+    destination.stripe_paths_.push_back(destination.directory_ / "experts.000.xpk");
+    for (size_t s = 1; s <= stripe_directories.size(); ++s) {
+        // A directory for stripes may serve several packs, so the name says which.
+        const Path path = absolute_path(stripe_directories[s - 1]) /
+                          fmt::format("{}.experts.{:03}.xpk", pack_name, s);
+        std::error_code ignored;
+        if (!std::filesystem::is_directory(path.parent_path(), ignored)) {
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{}, named for a stripe, is not a directory",
+                              path.parent_path().native());
+        }
+        if (!is_utf8(path.native())) {
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{} is not UTF-8 and cannot be named in a manifest",
+                              path.parent_path().native());
+        }
+        destination.stripe_names_.push_back(path.native());
+        destination.stripe_paths_.push_back(path);
+    }
+    XP_CHECK(destination.lock());
+    XP_CHECK(destination.refuse_strangers());
+    return destination;
+}
+
+Destination::~Destination() {
+    if (created_ && lock_) ::rmdir(directory_.c_str());  // fails, as it should, when not empty
+}
+
+Result<void> Destination::lock() {
+    if (::mkdir(directory_.c_str(), 0755) == 0) {
+        created_ = true;
+    } else if (errno != EEXIST) {
+        return errno_error(errno, fmt::format("cannot create {}", directory_.native()));
+    }
+    struct stat info;
+    if (::stat(directory_.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} is a file; the destination of a pack is a directory",
+                          directory_.native());
+    }
+    XP_TRY(UniqueFd fd, open_file(directory_, O_RDONLY | O_DIRECTORY));
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) {
+            return make_error(ErrorCode::kBusy, "another builder is at work on {}",
+                              directory_.native());
+        }
+        return errno_error(errno, fmt::format("cannot lock {}", directory_.native()));
+    }
+    lock_ = std::move(fd);
+    return {};
+}
+
+Result<void> Destination::refuse_strangers() const {
+    if (is_there(directory_ / kManifestName)) {
+        // A crash right after the manifest appeared leaves the journal behind.
+        ::unlink((directory_ / kJournalName).c_str());
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} already holds a complete pack; choose another destination, or remove "
+                          "it first", directory_.native());
+    }
+    if (is_there(directory_ / kJournalName)) return {};
+    std::error_code error;
+    const bool empty = std::filesystem::is_empty(directory_, error);
+    if (error) {
+        return make_error(ErrorCode::kIo, "cannot list {}: {}", directory_.native(),
+                          error.message());
+    }
+    if (!empty) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} is not empty and holds no unfinished pack; choose another destination",
+                          directory_.native());
+    }
+    return {};
+}
+
+Result<Journal> Destination::prepare(const BuildPlan& plan, uint64_t reserve_bytes,
+                                     BuildState& state) {
+    XP_TRY(std::optional<Journal> resumed, Journal::resume(directory_, plan, state));
+    const bool fresh = !resumed;
+    if (fresh) {
+        for (const Path& path : stripe_paths_) {
+            if (!is_there(path)) continue;
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{} exists and belongs to no build known here; remove it, or choose "
+                              "another place", path.native());
+        }
+    }
+    XP_CHECK(check_space(plan, reserve_bytes));
+    if (fresh) {
+        XP_TRY(Journal created, Journal::create(directory_, plan));
+        resumed.emplace(std::move(created));
+    }
+    XP_CHECK(open_stripes(plan, fresh, state.next_step > 0));
+    return std::move(*resumed);
+}
+
+Result<void> Destination::check_space(const BuildPlan& plan, uint64_t reserve_bytes) const {
+    struct Need {
+        Path directory;
+        uint64_t bytes = 0;
+    };
+    std::map<dev_t, Need> needs;
+    const auto add = [&](const Path& file, uint64_t bytes) -> Result<void> {
+        struct stat info;
+        if (::stat(file.parent_path().c_str(), &info) != 0) {
+            return errno_error(errno,
+                               fmt::format("cannot stat {}", file.parent_path().native()));
+        }
+        Need& need = needs[info.st_dev];
+        if (need.directory.empty()) need.directory = file.parent_path();
+        need.bytes += bytes - allocated_bytes(file, bytes);
+        return {};
+    };
+    for (size_t s = 0; s < stripe_paths_.size(); ++s) {
+        XP_CHECK(add(stripe_paths_[s], plan.manifest.stripes[s].bytes));
+    }
+    XP_CHECK(add(directory_ / kResidentName, plan.resident_bytes));
+    XP_CHECK(add(directory_ / kIndexName, index_bytes(plan.manifest)));
+    XP_CHECK(add(directory_ / kJournalName, journal_bytes(plan)));
+    XP_CHECK(add(directory_ / kManifestName, kSmallFilesBytes));
+    for (const auto& [device, need] : needs) {
+        struct statvfs info;
+        if (::statvfs(need.directory.c_str(), &info) != 0) {
+            return errno_error(errno, fmt::format("cannot ask for free space at {}",
+                                                  need.directory.native()));
+        }
+        const uint64_t free_bytes = uint64_t{info.f_bavail} * info.f_frsize;
+        if (free_bytes >= need.bytes && free_bytes - need.bytes >= reserve_bytes) continue;
+        return make_error(ErrorCode::kNoSpace,
+                          "not enough space on the file system of {}: {} ({} bytes) are needed and "
+                          "{} are to stay free, but {} ({} bytes) are free; make room, or put "
+                          "stripes on other drives", need.directory.native(),
+                          format_size(need.bytes), need.bytes, format_size(reserve_bytes),
+                          format_size(free_bytes), free_bytes);
+    }
+    return {};
+}
+
+Result<void> Destination::open_stripes(const BuildPlan& plan, bool fresh, bool has_bytes) {
+    for (size_t s = 0; s < stripe_paths_.size(); ++s) {
+        const Path& path = stripe_paths_[s];
+        const int create = has_bytes ? 0 : O_CREAT | (fresh ? O_EXCL : 0);
+        XP_TRY(UniqueFd fd, open_file(path, O_RDWR | create));
+        const uint64_t bytes = plan.manifest.stripes[s].bytes;
+        XP_TRY(const uint64_t found, file_size(fd.get(), path));
+        if (has_bytes && found != bytes) {
+            return make_error(ErrorCode::kCorrupt,
+                              "{} of the unfinished build has {} bytes, not {}; remove {} to start "
+                              "again", path.native(), found, bytes, directory_.native());
+        }
+        XP_CHECK(allocate(fd.get(), bytes, path));
+        XP_CHECK(sync_file(fd.get(), path));
+        XP_CHECK(sync_directory(path.parent_path()));
+        stripe_fds_.push_back(std::move(fd));
+    }
+    return {};
+}
+
+}  // namespace xp

@@ -1,0 +1,110 @@
+// xp-pack: builds expert packs from GGUF files, shows what is in them and checks them.
+
+#include <csignal>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "daemon/base/size.h"
+#include "tools/pack/command.h"
+
+namespace xp {
+
+namespace {
+
+volatile std::sig_atomic_t interrupted_flag = 0;
+
+void on_signal(int) { interrupted_flag = 1; }
+
+CLI::Validator size_text() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const Result<uint64_t> size = parse_size(text);
+            return size ? std::string() : size.error().message;
+        },
+        "SIZE");
+}
+
+void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::string& reserve) {
+    CLI::App* build = app.add_subcommand(
+        "build", "Build the pack DST from the GGUF SRC; goes on with an unfinished one");
+    build->add_option("SRC", command.source, "GGUF file, any shard of a split one")->required();
+    build->add_option("DST", command.destination, "Directory to make, NAME.xpack")->required();
+    build->add_option("--stripe", command.stripe_directories,
+                      "Directory on another drive for a further stripe; may be repeated")
+        ->allow_extra_args(false);
+    build->add_option("--layout", layout, "How MXFP4 matrices are stored: split or ggml")
+        ->check(CLI::IsMember({"split", "ggml"}))
+        ->capture_default_str();
+    build->add_option("--reserve", reserve, "Kept free on every file system, as in 10GiB")
+        ->check(size_text())
+        ->capture_default_str();
+    build->add_flag("--json", command.json, "Print the outcome as JSON");
+    build->add_flag("--quiet,-q", command.quiet, "No progress");
+}
+
+void add_verify(CLI::App& app, VerifyCommand& command, std::string& against) {
+    CLI::App* verify = app.add_subcommand("verify", "Check PACK; exit code 1 if it has faults");
+    verify->add_option("PACK", command.pack, "Pack directory")->required();
+    verify->add_flag("--deep", command.deep, "Every stored byte against the pack's checksums");
+    verify->add_option("--against", against, "Every byte against this GGUF");
+    verify->add_flag("--json", command.json, "Print the outcome as JSON");
+    verify->add_flag("--quiet,-q", command.quiet, "No progress");
+}
+
+int run(int argc, char** argv) {
+    CLI::App app("Expert packs: build them from GGUF files, look into them, check them.", "xp-pack");
+    app.set_version_flag("--version", "xp-pack " XP_VERSION);
+    app.require_subcommand(1);
+    BuildCommand build;
+    InfoCommand info;
+    VerifyCommand verify;
+    std::string layout = "split";
+    std::string reserve = "64MiB";
+    std::string against;
+    add_build(app, build, layout, reserve);
+    CLI::App* show = app.add_subcommand("info", "Show what PACK holds");
+    show->add_option("PACK", info.pack, "Pack directory")->required();
+    show->add_flag("--json", info.json, "Print it as JSON");
+    add_verify(app, verify, against);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+        std::fprintf(stderr, "xp-pack: %s (see xp-pack --help)\n", error.what());
+        return kExitUsage;
+    }
+    watch_signals();
+    if (app.got_subcommand("build")) {
+        build.layout = *layout_from_name(layout);
+        build.reserve_bytes = *parse_size(reserve);
+        return run_build(build);
+    }
+    if (app.got_subcommand("verify")) {
+        if (!against.empty()) verify.against = against;
+        return run_verify(verify);
+    }
+    return run_info(info);
+}
+
+}  // namespace
+
+void watch_signals() {
+    struct sigaction action = {};
+    action.sa_handler = on_signal;
+    // A second signal ends the program at once: a build can be resumed from there, too.
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+}
+
+bool interrupted() { return interrupted_flag != 0; }
+
+int report_error(const Error& error) {
+    std::fprintf(stderr, "xp-pack: %s\n", error.message.c_str());
+    return error.code == ErrorCode::kCancelled ? kExitInterrupted : kExitFailed;
+}
+
+}  // namespace xp
+
+int main(int argc, char** argv) { return xp::run(argc, argv); }
