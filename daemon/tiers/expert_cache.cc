@@ -1,0 +1,460 @@
+#include "daemon/tiers/expert_cache.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "daemon/base/memory.h"
+#include "daemon/base/size.h"
+#include "daemon/tiers/host_memory.h"
+#include "daemon/tiers/slot_table.h"
+
+namespace xp {
+namespace {
+
+using Protection = SlotTable::Protection;
+
+constexpr uint64_t kSampleEvery = 64;  // VerifyMode::kSample
+
+}  // namespace
+
+struct ExpertCache::Acquisition::State {
+    ExpertCache::Impl* cache = nullptr;
+    uint32_t ordinal = 0;                  // of the layer
+    std::vector<ExpertNumber> waiting;     // not handed out yet, in the order asked for
+    std::vector<SlotNumber> pinned;        // of the group handed out last
+    std::vector<ReadyExpert> group;
+    std::optional<Error> error;            // over, and why
+};
+
+struct ExpertCache::Impl {
+    using AcquisitionState = Acquisition::State;
+
+    struct Layer {
+        const PackLayer* pack = nullptr;
+        ExpertNumber first_number = 0;
+        uint32_t slot_class = 0;
+    };
+    struct ClassMemory {
+        PageBuffer bytes;
+        uint64_t stride = 0;
+    };
+
+    Impl(const Pack& pack, ReadBackend& backend, const CacheOptions& options, SlotPlan plan,
+         std::vector<Layer> layers, uint32_t n_experts, std::unique_ptr<CachePolicy> policy);
+    ~Impl();
+
+    std::unique_ptr<AcquisitionState> acquire(uint32_t block, std::span<const uint32_t> experts);
+    Result<std::span<const ReadyExpert>> next(AcquisitionState& state);
+    void release(AcquisitionState& state);
+    void retire(AcquisitionState& state);
+    void prefetch(uint32_t block, std::span<const uint32_t> experts);
+    CacheStats published_stats() const;
+
+    uint32_t ordinal_of(uint32_t block) const;
+    ExpertNumber number_of(const Layer& layer, uint32_t expert) const;
+    const Layer& layer_of(ExpertNumber number) const;
+    std::byte* data(SlotNumber number) const;
+
+    void read_missing(AcquisitionState& state);
+    void add_read(const Layer& layer, ExpertNumber number, SlotNumber slot, bool prefetched);
+    void submit_reads();
+    bool hand_out(AcquisitionState& state);
+    void wait_for_arrivals();
+    void arrive(std::vector<CompletionQueue::Completion> completions);
+    Result<void> check(const Layer& layer, ExpertNumber number, SlotNumber slot);
+    void fail_waiting(ExpertNumber number, const Error& error);
+    void end(AcquisitionState& state);
+    void publish_stats();
+
+    const Pack& pack;
+    ReadBackend& backend;
+    const VerifyMode verify;
+    const uint32_t top_k;
+    const SlotPlan plan;
+    const std::vector<Layer> layers;
+    std::string warning;
+
+    SlotTable table;
+    std::vector<ClassMemory> memory;
+    std::vector<AcquisitionState*> live;
+    std::vector<uint64_t> asked_in;    // per expert: the last acquire that named it
+    uint64_t acquires = 0;
+    uint64_t arrivals = 0;             // reads that arrived whole, for kSample
+    CompletionQueue completed;
+    std::vector<ReadRequest> requests; // being collected
+
+    CacheStats stats;                  // of the cache's thread
+    mutable std::mutex stats_mutex;
+    CacheStats stats_copy;             // what stats() sees
+};
+
+// ---- the public face
+
+Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadBackend& backend,
+                                                         const CacheOptions& options) {
+    const Manifest& manifest = pack.manifest();
+    const uint64_t usable = usable_host_memory();
+    XP_TRY(const SlotPlan wanted,
+           plan_slots(manifest, options.bytes, options.top_k, kInFlightSlots));
+    SlotPlan plan = wanted;
+    if (wanted.bytes() > usable) {
+        Result<SlotPlan> cut = plan_slots(manifest, std::max<uint64_t>(usable, 1), options.top_k,
+                                          kInFlightSlots);
+        if (!cut) {
+            return std::move(cut).error().with_context(
+                fmt::format("only {} of memory are usable", format_size(usable)));
+        }
+        plan = std::move(*cut);
+    }
+
+    std::vector<Impl::Layer> layers;
+    uint32_t n_experts = 0;
+    for (const PackLayer& layer : manifest.layers) {
+        const auto slot_class = std::find_if(
+            plan.classes.begin(), plan.classes.end(),
+            [&](const SlotClass& c) { return c.stride == layer.stride; });
+        layers.push_back({&layer, n_experts,
+                          static_cast<uint32_t>(slot_class - plan.classes.begin())});
+        n_experts += layer.n_experts;
+    }
+    XP_TRY(std::unique_ptr<CachePolicy> policy,
+           make_policy(options.policy, n_experts, static_cast<uint32_t>(plan.slots())));
+
+    auto impl = std::make_unique<Impl>(pack, backend, options, std::move(plan), std::move(layers),
+                                       n_experts, std::move(policy));
+    for (const SlotClass& slot_class : impl->plan.classes) {
+        XP_TRY(PageBuffer bytes,
+               PageBuffer::allocate(slot_class.slots * slot_class.stride,
+                                    fmt::format("the {} slots of the expert cache",
+                                                slot_class.slots)));
+        impl->memory.push_back({std::move(bytes), slot_class.stride});
+    }
+    if (impl->plan.bytes() < wanted.bytes()) {
+        impl->warning = fmt::format("the expert cache was cut from {} to {}, what memory allows. ",
+                                    format_size(wanted.bytes()), format_size(impl->plan.bytes()));
+    }
+    impl->warning += working_set_warning(impl->plan, options.top_k);
+    return std::unique_ptr<ExpertCache>(new ExpertCache(std::move(impl)));
+}
+
+ExpertCache::ExpertCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ExpertCache::~ExpertCache() = default;
+
+ExpertCache::Acquisition ExpertCache::acquire(uint32_t layer, std::span<const uint32_t> experts) {
+    return Acquisition(impl_->acquire(layer, experts));
+}
+
+void ExpertCache::prefetch(uint32_t layer, std::span<const uint32_t> experts) {
+    impl_->prefetch(layer, experts);
+}
+
+CacheStats ExpertCache::stats() const { return impl_->published_stats(); }
+std::string ExpertCache::warning() const { return impl_->warning; }
+
+ExpertCache::Acquisition::Acquisition(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ExpertCache::Acquisition::Acquisition(Acquisition&&) noexcept = default;
+
+ExpertCache::Acquisition& ExpertCache::Acquisition::operator=(Acquisition&& other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+}
+
+ExpertCache::Acquisition::~Acquisition() {
+    if (state_) state_->cache->retire(*state_);
+}
+
+Result<std::span<const ReadyExpert>> ExpertCache::Acquisition::next() {
+    XP_ASSERT(state_);
+    return state_->cache->next(*state_);
+}
+
+void ExpertCache::Acquisition::release() {
+    XP_ASSERT(state_);
+    state_->cache->release(*state_);
+}
+
+// ---- the life of an acquisition
+
+ExpertCache::Impl::Impl(const Pack& the_pack, ReadBackend& the_backend, const CacheOptions& options,
+                        SlotPlan the_plan, std::vector<Layer> the_layers, uint32_t n_experts,
+                        std::unique_ptr<CachePolicy> policy)
+    : pack(the_pack),
+      backend(the_backend),
+      verify(options.verify),
+      top_k(options.top_k),
+      plan(std::move(the_plan)),
+      layers(std::move(the_layers)),
+      table(plan, n_experts, std::move(policy)),
+      asked_in(n_experts) {
+    stats.slots = plan.slots();
+    stats.slot_bytes = plan.bytes();
+    stats.floor_slots = plan.floor_slots();
+    stats.working_set_slots = uint64_t{top_k} * layers.size();
+    stats.n_objects = n_experts;
+    stats.policy = table.policy().name();
+    publish_stats();
+}
+
+// The kernel may still write into slots; they outlive it.
+ExpertCache::Impl::~Impl() {
+    XP_ASSERT(live.empty());
+    for (uint64_t left = table.reading(); left > 0;) left -= completed.take(true).size();
+}
+
+std::unique_ptr<ExpertCache::Impl::AcquisitionState> ExpertCache::Impl::acquire(
+    uint32_t block, std::span<const uint32_t> experts) {
+    arrive(completed.take(false));
+    ++acquires;
+    table.on_acquire();
+    auto state = std::make_unique<AcquisitionState>();
+    state->cache = this;
+    state->ordinal = ordinal_of(block);
+    state->waiting.reserve(experts.size());
+    for (const uint32_t expert : experts) {
+        const ExpertNumber number = number_of(layers[state->ordinal], expert);
+        XP_ASSERT(asked_in[number] != acquires);  // distinct
+        asked_in[number] = acquires;
+        table.policy().on_request(number);
+        table.want(number);
+        ++(table.is_published(number) ? stats.hits : stats.misses);
+        state->waiting.push_back(number);
+    }
+    live.push_back(state.get());
+    read_missing(*state);
+    publish_stats();
+    return state;
+}
+
+Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& state) {
+    release(state);
+    arrive(completed.take(false));
+    for (;;) {
+        if (state.error) break;
+        // Before the group is handed out, so that the drive works while the caller computes on it.
+        read_missing(state);
+        if (hand_out(state) || state.waiting.empty()) break;
+        if (table.reading() == 0) {
+            // Nothing is on its way and no slot could be had: all are handed out to others.
+            state.error = make_error(
+                ErrorCode::kBusy,
+                "no expert slot for layer {}: all {} are in use by {} other acquisitions",
+                layers[state.ordinal].pack->layer, table.use(layers[state.ordinal].slot_class).slots,
+                live.size() - 1);
+            break;
+        }
+        wait_for_arrivals();
+    }
+    if (state.error) end(state);
+    publish_stats();
+    if (state.error) return *state.error;
+    return std::span<const ReadyExpert>(state.group);
+}
+
+void ExpertCache::Impl::release(AcquisitionState& state) {
+    for (const SlotNumber slot : state.pinned) table.unpin(slot);
+    state.pinned.clear();
+    state.group.clear();
+}
+
+void ExpertCache::Impl::retire(AcquisitionState& state) {
+    release(state);
+    end(state);
+    std::erase(live, &state);
+}
+
+// Waits for nothing any more, and so protects nothing.
+void ExpertCache::Impl::end(AcquisitionState& state) {
+    for (const ExpertNumber number : state.waiting) table.unwant(number);
+    state.waiting.clear();
+}
+
+void ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> experts) {
+    arrive(completed.take(false));
+    const Layer& layer = layers[ordinal_of(block)];
+    const SlotClass& slot_class = plan.classes[layer.slot_class];
+    // First all of them, lest one makes room for another.
+    for (const uint32_t expert : experts) table.expect(number_of(layer, expert));
+    table.begin_round(layer.slot_class, {});
+    for (const uint32_t expert : experts) {
+        const ExpertNumber number = number_of(layer, expert);
+        if (table.slot_of(number) != kNoSlot) continue;
+        // Whatever hints do, an acquire finds the floor's slots not tied up in their reads.
+        const bool all_fit = slot_class.slots == slot_class.n_objects;
+        const uint64_t limit = slot_class.slots - slot_class.floor_slots;
+        if (!all_fit && table.use(layer.slot_class).reading_hints >= limit) break;
+        const std::optional<SlotNumber> slot = table.take_slot(Protection::kNone);
+        if (!slot) break;
+        add_read(layer, number, *slot, true);
+        ++stats.prefetches;
+    }
+    submit_reads();
+    publish_stats();
+}
+
+// ---- keys and places
+
+uint32_t ExpertCache::Impl::ordinal_of(uint32_t block) const {
+    const PackLayer* layer = pack.find_layer(block);
+    XP_ASSERT(layer != nullptr);
+    return static_cast<uint32_t>(layer - pack.manifest().layers.data());
+}
+
+ExpertNumber ExpertCache::Impl::number_of(const Layer& layer, uint32_t expert) const {
+    XP_ASSERT(expert < layer.pack->n_experts);
+    return layer.first_number + expert;
+}
+
+const ExpertCache::Impl::Layer& ExpertCache::Impl::layer_of(ExpertNumber number) const {
+    const auto after = std::upper_bound(
+        layers.begin(), layers.end(), number,
+        [](ExpertNumber n, const Layer& layer) { return n < layer.first_number; });
+    return *(after - 1);
+}
+
+std::byte* ExpertCache::Impl::data(SlotNumber number) const {
+    const uint32_t slot_class = table.slot(number).slot_class;
+    return memory[slot_class].bytes.data() +
+           (number - table.use(slot_class).first) * memory[slot_class].stride;
+}
+
+// ---- reads
+
+// Starts reads for what the acquisition still waits for, as far as slots can be had. Only as long
+// as it holds fewer than one token's experts does it take slots that another acquisition waits to
+// be handed: so decoding gets its reads in parallel beside a large prefill, a large prefill does
+// not throw out everybody else, and each acquisition always gets on by at least one expert.
+void ExpertCache::Impl::read_missing(AcquisitionState& state) {
+    const Layer& layer = layers[state.ordinal];
+    const auto is_missing = [&](ExpertNumber n) { return table.slot_of(n) == kNoSlot; };
+    const auto missing = static_cast<size_t>(
+        std::count_if(state.waiting.begin(), state.waiting.end(), is_missing));
+    if (missing == 0) return;
+    size_t held = state.waiting.size() - missing;
+    table.begin_round(layer.slot_class, state.waiting);
+    for (const ExpertNumber number : state.waiting) {
+        if (!is_missing(number)) continue;
+        const std::optional<SlotNumber> slot =
+            table.take_slot(held < top_k ? Protection::kWanted : Protection::kExpected);
+        if (!slot) break;
+        add_read(layer, number, *slot, false);
+        ++held;
+    }
+    submit_reads();
+}
+
+void ExpertCache::Impl::add_read(const Layer& layer, ExpertNumber number, SlotNumber slot,
+                                 bool prefetched) {
+    table.start_reading(slot, number, prefetched);
+    const Pack::ObjectPlace place = pack.place(*layer.pack, number - layer.first_number);
+    requests.push_back({place.fd, place.offset, data(slot), place.bytes, &completed, slot});
+}
+
+void ExpertCache::Impl::submit_reads() {
+    if (requests.empty()) return;
+    backend.submit(requests);
+    requests.clear();
+}
+
+// Hands out all that is ready, but leaves kInFlightSlots slots unpinned wherever there are that
+// many: they are what the next wave is read into meanwhile, and what another acquisition gets on
+// with while this group is held.
+bool ExpertCache::Impl::hand_out(AcquisitionState& state) {
+    const Layer& layer = layers[state.ordinal];
+    const SlotTable::ClassUse& use = table.use(layer.slot_class);
+    const uint32_t pinned_max =
+        std::max(use.slots - std::min(use.slots, kInFlightSlots), use.pinned + 1);
+    const bool all_fit = use.slots == plan.classes[layer.slot_class].n_objects;
+    std::erase_if(state.waiting, [&](ExpertNumber number) {
+        if (!table.is_published(number)) return false;
+        const SlotNumber slot = table.slot_of(number);
+        const bool fresh = table.slot(slot).pins == 0;
+        if (fresh && !all_fit && use.pinned >= pinned_max) return false;
+        table.pin(slot);
+        table.unwant(number);
+        state.pinned.push_back(slot);
+        state.group.push_back({number - layer.first_number, data(slot)});
+        return true;
+    });
+    if (state.group.empty()) return false;
+    ++stats.waves;
+    return true;
+}
+
+void ExpertCache::Impl::wait_for_arrivals() {
+    publish_stats();
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<CompletionQueue::Completion> completions = completed.take(true);
+    const auto waited = std::chrono::steady_clock::now() - start;
+    ++stats.stalls;
+    stats.stall_us += static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(waited).count());
+    arrive(std::move(completions));
+}
+
+void ExpertCache::Impl::arrive(std::vector<CompletionQueue::Completion> completions) {
+    for (CompletionQueue::Completion& completion : completions) {
+        const auto slot = static_cast<SlotNumber>(completion.tag);
+        const ExpertNumber number = table.slot(slot).expert;
+        const Layer& layer = layer_of(number);
+        Result<void> result = std::move(completion.result);
+        if (!result) {
+            ++stats.io_errors;
+            const std::string object = pack.describe(*layer.pack, number - layer.first_number);
+            result = std::move(result).error().with_context("cannot read " + object);
+        } else {
+            stats.read_bytes += layer.pack->stride;
+            result = check(layer, number, slot);
+        }
+        if (result) {
+            table.publish(slot);
+        } else {
+            table.discard(slot);
+            fail_waiting(number, result.error());
+        }
+    }
+}
+
+// Runs on the thread that computes: XXH3 takes about as long as one pass over the bytes in memory.
+Result<void> ExpertCache::Impl::check(const Layer& layer, ExpertNumber number, SlotNumber slot) {
+    const bool due = verify == VerifyMode::kRead ||
+                     (verify == VerifyMode::kSample && arrivals % kSampleEvery == 0);
+    ++arrivals;
+    if (!due) return {};
+    ++stats.verified;
+    const uint32_t expert = number - layer.first_number;
+    const uint64_t want = pack.digest(*layer.pack, expert).stored_xxh3;
+    const uint64_t got = stored_checksum(*layer.pack, {data(slot), layer.pack->stride});
+    if (got == want) return {};
+    ++stats.verify_failures;
+    return make_error(ErrorCode::kCorrupt,
+                      "{} has checksum {:016x}, but the pack's index says {:016x}: the bytes on the "
+                      "drive are damaged, or were read wrongly; xp-pack verify --deep tells",
+                      pack.describe(*layer.pack, expert), got, want);
+}
+
+void ExpertCache::Impl::fail_waiting(ExpertNumber number, const Error& error) {
+    for (AcquisitionState* state : live) {
+        const bool waits = std::find(state->waiting.begin(), state->waiting.end(), number) !=
+                           state->waiting.end();
+        if (waits && !state->error) state->error = error;
+    }
+}
+
+// ---- statistics
+
+// The cache's thread counts without a lock and leaves a copy for stats() at the end of each call.
+void ExpertCache::Impl::publish_stats() {
+    stats.slots_used = table.published();
+    stats.evictions = table.evictions();
+    std::lock_guard lock(stats_mutex);
+    stats_copy = stats;
+}
+
+CacheStats ExpertCache::Impl::published_stats() const {
+    std::lock_guard lock(stats_mutex);
+    return stats_copy;
+}
+
+}  // namespace xp
