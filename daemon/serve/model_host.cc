@@ -1,0 +1,144 @@
+#include "daemon/serve/model_host.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "daemon/base/size.h"
+
+namespace xp {
+namespace {
+
+uint64_t bytes_of_all_experts(const Manifest& manifest) {
+    uint64_t bytes = 0;
+    for (const PackLayer& layer : manifest.layers) {
+        bytes += layer.stride * layer.n_experts;
+    }
+    return bytes;
+}
+
+Result<uint64_t> context_of(const ModelSource& source, const GgufMetadata& metadata,
+                            const std::string& architecture) {
+    if (source.context) {
+        return *source.context;
+    }
+    XP_TRY(const uint64_t made_for,
+           metadata.get_uint_or(architecture + ".context_length", kDefaultContext, UINT64_MAX));
+    return std::min(kDefaultContext, made_for);
+}
+
+}  // namespace
+
+ModelHost::ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend)
+    : backend_(std::move(backend)), models_(std::move(models)) {
+    XP_ASSERT(!models_.empty());
+}
+
+Result<std::unique_ptr<ModelHost>> ModelHost::open(const HostOptions& options,
+                                                   const Progress& progress) {
+    XP_ASSERT(!options.models.empty());
+    if (options.backend == EngineBackend::kCuda && !kBuiltWithCuda) {
+        return make_error(ErrorCode::kUnsupported,
+                          "this build has no CUDA: set [engine] backend to \"cpu\" or \"auto\"");
+    }
+    std::unique_ptr<ModelHost> host(new ModelHost());
+    XP_TRY(host->operators_, make_cpu_operators(options.threads));
+    host->backend_ = host->operators_->describe();
+    IoOptions io = options.io;
+    XP_TRY(host->reads_, make_read_backend(io));
+    for (const ModelSource& source : options.models) {
+        progress(fmt::format("loading model {} from {}", source.name, source.pack.string()));
+        auto model = host->open_model(source, options);
+        if (!model) {
+            return std::move(model).error().with_context(
+                fmt::format("model \"{}\" ({})", source.name, source.pack.string()));
+        }
+        host->models_.push_back(*std::move(model));
+    }
+    return host;
+}
+
+ServedModel* ModelHost::find(std::string_view name) const {
+    if (name.empty()) {
+        return models_.front().get();
+    }
+    for (const auto& model : models_) {
+        if (model->name == name) {
+            return model.get();
+        }
+    }
+    return nullptr;
+}
+
+Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& source,
+                                                           const HostOptions& options) {
+    XP_TRY(auto pack, Pack::open(source.pack, PackOpenOptions{.direct = options.io.direct}));
+    const GgufMetadata& metadata = pack->resident().metadata();
+    XP_TRY(Tokenizer tokenizer, Tokenizer::from_gguf(metadata));
+    auto served = std::make_unique<ServedModel>(source.name, std::move(tokenizer));
+
+    auto chat = ChatFormat::create(metadata, served->tokenizer);
+    if (chat) {
+        served->chat = *std::move(chat);
+    } else if (chat.error().code == ErrorCode::kUnsupported) {
+        served->chat_missing = chat.error().message;
+    } else {
+        return std::move(chat).error();
+    }
+
+    ModelOptions model_options;
+    model_options.kv = options.kv;
+    XP_TRY(model_options.context, context_of(source, metadata, pack->manifest().architecture));
+
+    CacheOptions cache_options;
+    cache_options.policy = options.policy;
+    cache_options.verify = options.verify;
+    XP_TRY(cache_options.top_k, experts_per_token(metadata));
+    const auto requested = source.cache_bytes ? source.cache_bytes : options.cache_bytes;
+    const uint64_t total = bytes_of_all_experts(pack->manifest());
+    XP_TRY(const uint64_t available, available_memory_bytes());
+    cache_options.bytes = plan_cache_bytes(requested, total, available, options.models.size());
+    if (requested && cache_options.bytes != 0 && cache_options.bytes < std::min(*requested, total)) {
+        warnings_.push_back(fmt::format(
+            "model {}: {} of expert slots asked for, {} used: {} of memory are available and {} "
+            "of it stay free", source.name, format_size(*requested),
+            format_size(cache_options.bytes), format_size(available), format_size(kMemoryReserve)));
+    }
+    XP_TRY(served->cache, ExpertCache::create(*pack, *reads_, cache_options));
+    if (const std::string warning = served->cache->warning(); !warning.empty()) {
+        warnings_.push_back(fmt::format("model {}: {}", source.name, warning));
+    }
+    XP_TRY(served->model, load_model(*pack, *operators_, *served->cache, model_options));
+    served->pack = std::move(pack);
+    return served;
+}
+
+uint64_t plan_cache_bytes(std::optional<uint64_t> requested, uint64_t total_bytes,
+                          uint64_t available, size_t n_models) {
+    const uint64_t usable = available > kMemoryReserve ? available - kMemoryReserve : 0;
+    const uint64_t wanted = requested ? *requested : available / 2 / std::max<size_t>(n_models, 1);
+    const uint64_t bytes = std::min(wanted, usable);
+    if (bytes >= total_bytes) {
+        return 0;
+    }
+    // 0 would mean all experts; one byte is below every hard floor and refused there with numbers.
+    return std::max<uint64_t>(bytes, 1);
+}
+
+Result<uint64_t> available_memory_bytes() {
+    XP_TRY(const std::string text, read_text_file("/proc/meminfo", uint64_t{1} << 20));
+    constexpr std::string_view kKey = "MemAvailable:";
+    const size_t at = text.find(kKey);
+    if (at != std::string::npos) {
+        const size_t first = text.find_first_not_of(' ', at + kKey.size());
+        uint64_t kib = 0;
+        if (first != std::string::npos &&
+            std::from_chars(text.data() + first, text.data() + text.size(), kib).ec == std::errc()) {
+            return kib << 10;
+        }
+    }
+    return make_error(ErrorCode::kIo, "/proc/meminfo has no readable MemAvailable line");
+}
+
+}  // namespace xp

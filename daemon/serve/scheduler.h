@@ -1,0 +1,153 @@
+// The queue of requests and the one engine thread that works on them, first come first served.
+//
+// A request is a job from submit() on. Whatever happens to it, it leaves through end(), which takes
+// it out of the list and posts its one terminal reply: Done, Failed or Cancelled. Replies go to the
+// outbox; nothing here knows connections beyond their numbers. Accepted comes when a job's turn
+// comes: turning a prompt into tokens is work for the engine thread, not for that of the rings.
+//
+// Between two steps of a model (wave boundaries, at the latest every token) the engine thread looks
+// for cancellations, deadlines and clients that lag behind. A job whose client does not take its
+// replies is parked: it keeps its sequence, and later jobs run in the meantime, up to a number of
+// parked jobs. `priority` of a request is carried and not used yet.
+//
+// Threads: start() makes the engine thread, which calls run_once() for ever; without start() a
+// caller may pump run_once() itself. All other functions are for any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/serve/generation.h"
+#include "daemon/serve/model_host.h"
+#include "daemon/serve/outbox.h"
+#include "shm/codec.h"
+
+namespace xp {
+
+struct SchedulerOptions {
+    using Clock = std::chrono::steady_clock;
+
+    GenerationOptions generation;
+    // Waiting jobs. A full queue is minutes of work for most models; who comes later is told to try
+    // again instead of waiting without knowing.
+    size_t queue_limit = 64;
+    // Jobs that keep a sequence in memory although their clients do not read.
+    size_t parked_limit = 4;
+    // Replies of one request that may wait for room in its client's ring: 64 KiB of text is more
+    // than a person reads in a quarter of an hour, on top of the ring itself.
+    uint64_t backlog_limit = uint64_t{64} << 10;
+    std::function<Clock::time_point()> now = [] { return Clock::now(); };
+};
+
+struct SchedulerStats {
+    uint64_t submitted = 0;
+    uint64_t stopped = 0;      // Done, by a stop string or an ending token
+    uint64_t length = 0;       // Done, by max_tokens or the context
+    uint64_t cancelled = 0;
+    uint64_t failed = 0;       // refusals included
+    uint64_t prompt_tokens = 0;
+    uint64_t generated_tokens = 0;
+    uint64_t queued = 0;
+    uint64_t running = 0;      // with a sequence, parked ones included
+    uint64_t parked = 0;
+    uint64_t queue_limit = 0;
+    std::vector<uint64_t> sequences;  // per model of the host
+};
+
+class Scheduler {
+public:
+    // Both outlive the scheduler.
+    Scheduler(const ModelHost& host, Outbox& outbox, SchedulerOptions options);
+    ~Scheduler();
+    Scheduler(const Scheduler&) = delete;
+    Scheduler& operator=(const Scheduler&) = delete;
+
+    void start();
+    // Cancels what is left ("shutdown"), and joins the engine thread.
+    void stop();
+
+    // `key` must not be that of a job that has not ended. Refusals (unknown model, full queue,
+    // draining) are replies like any other.
+    void submit(JobKey key, shm::Generate request);
+    // At the next boundary; no effect on a job that has ended.
+    void cancel(JobKey key, std::string why);
+    void cancel_client(uint64_t client, const std::string& why);
+    void cancel_all(const std::string& why);
+    // A backlog fell below the limit again.
+    void wake();
+
+    // New requests fail from now on; accepted ones go on.
+    void begin_drain();
+    // No job is left.
+    bool empty() const;
+
+    uint64_t backlog_limit() const { return options_.backlog_limit; }
+    SchedulerStats stats() const;
+
+    // Whether the engine thread has moved since the last call, or has nothing to do: what a
+    // watchdog wants to know.
+    bool made_progress();
+
+    // Ends what was cancelled, then does one step of one job. False when there is nothing to do.
+    bool run_once();
+
+private:
+    struct Job {
+        JobKey key;
+        shm::Generate request;
+        ServedModel* model = nullptr;
+        SchedulerOptions::Clock::time_point submitted;
+        std::optional<SchedulerOptions::Clock::time_point> deadline;
+        std::optional<std::string> cancelled;  // why
+        std::shared_ptr<Backlog> backlog = std::make_shared<Backlog>();
+        bool started = false;
+        uint64_t queued_us = 0;
+        // The engine thread's alone, as is everything it works on without the lock.
+        std::unique_ptr<Generation> generation;
+    };
+    using Jobs = std::list<Job>;
+
+    void run();
+    // With the lock:
+    void reap();
+    Jobs::iterator pick();
+    void end(Jobs::iterator job, const shm::Reply& reply);
+    bool lags(const Job& job) const;
+    std::optional<SchedulerOptions::Clock::time_point> next_deadline() const;
+    // Without it; the engine thread only:
+    void advance(Jobs::iterator job);
+    Result<std::optional<shm::FinishReason>> work_on(Job& job);
+
+    const ModelHost& host_;
+    Outbox& outbox_;
+    const SchedulerOptions options_;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    // In order of arrival. Jobs are added by any thread and taken out by end() only; list iterators
+    // stay valid meanwhile, so the engine thread works on its job without the lock.
+    Jobs jobs_;
+    SchedulerStats stats_;
+    bool draining_ = false;
+    bool stopping_ = false;
+    bool wake_ = false;
+    // Counted by the engine thread while it works.
+    std::atomic<uint64_t> steps_{0};
+    std::atomic<uint64_t> prompt_tokens_{0};
+    std::atomic<uint64_t> generated_tokens_{0};
+    uint64_t steps_seen_ = 0;
+
+    std::thread thread_;
+};
+
+}  // namespace xp

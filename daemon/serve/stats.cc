@@ -1,0 +1,101 @@
+#include "daemon/serve/stats.h"
+
+#include <nlohmann/json.hpp>
+
+namespace xp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json io_object(const IoStats& io) {
+    return {{"backend", io.backend},
+            {"fallback_reason", io.fallback_reason},
+            {"direct", io.direct},
+            {"read_bytes", io.read_bytes},
+            {"reads", io.reads},
+            {"pieces", io.pieces},
+            {"errors", io.errors},
+            {"short_reads", io.short_reads},
+            {"retries", io.retries},
+            {"in_flight", io.in_flight}};
+}
+
+Json cache_object(const CacheStats& cache) {
+    return {{"policy", cache.policy},
+            {"slots", cache.slots},
+            {"slots_used", cache.slots_used},
+            {"slot_bytes", cache.slot_bytes},
+            {"floor_slots", cache.floor_slots},
+            {"working_set_slots", cache.working_set_slots},
+            {"objects", cache.n_objects},
+            {"hits", cache.hits},
+            {"misses", cache.misses},
+            {"evictions", cache.evictions},
+            {"read_bytes", cache.read_bytes},
+            {"prefetches", cache.prefetches},
+            {"verified", cache.verified},
+            {"verify_failures", cache.verify_failures},
+            {"io_errors", cache.io_errors},
+            {"waves", cache.waves},
+            {"stalls", cache.stalls},
+            {"stall_us", cache.stall_us}};
+}
+
+Json model_object(const ServedModel& served, uint64_t sequences) {
+    const ModelInfo& info = served.model->info();
+    Json model = {{"name", served.name},
+                  {"architecture", info.architecture},
+                  {"description", info.name},
+                  {"layers", info.n_layers},
+                  {"experts", info.n_experts},
+                  {"top_k", info.top_k},
+                  {"vocabulary", info.n_vocab},
+                  {"context", info.context},
+                  {"context_max", info.context_max},
+                  {"chat", served.chat.has_value()},
+                  {"weight_bytes", info.weight_bytes},
+                  {"sequence_bytes", info.sequence_bytes},
+                  {"sequences", sequences}};
+    model["cache"] = served.cache ? cache_object(served.cache->stats()) : Json(nullptr);
+    return model;
+}
+
+}  // namespace
+
+std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
+                         const RingServerStats& server, std::chrono::milliseconds uptime) {
+    Json stats;
+    stats["version"] = XP_VERSION;
+    stats["uptime_ms"] = uptime.count();
+    stats["backend"] = host.backend();
+    stats["io"] = host.reads() ? io_object(host.reads()->stats()) : Json(nullptr);
+    Json models = Json::array();
+    for (size_t i = 0; i < host.models().size(); ++i) {
+        models.push_back(model_object(*host.models()[i], scheduler.sequences.at(i)));
+    }
+    stats["models"] = std::move(models);
+    stats["requests"] = {{"submitted", scheduler.submitted},
+                         {"stopped", scheduler.stopped},
+                         {"length", scheduler.length},
+                         {"cancelled", scheduler.cancelled},
+                         {"failed", scheduler.failed}};
+    stats["tokens"] = {{"prompt", scheduler.prompt_tokens},
+                       {"generated", scheduler.generated_tokens}};
+    stats["queue"] = {{"waiting", scheduler.queued},
+                      {"limit", scheduler.queue_limit},
+                      {"running", scheduler.running},
+                      {"parked", scheduler.parked}};
+    stats["clients"] = {{"connected", server.clients},
+                        {"half_open", server.half_open},
+                        {"accepted", server.accepted},
+                        {"refused", server.refused},
+                        {"violations", server.violations},
+                        {"stalled", server.stalled},
+                        {"requests", server.requests},
+                        {"waiting_replies", server.waiting_replies},
+                        {"doorbell_missed", server.doorbell_missed}};
+    // Names come from files and configuration: whatever is no UTF-8 there must not throw here.
+    return stats.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace xp

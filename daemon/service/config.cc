@@ -1,0 +1,391 @@
+#include "daemon/service/config.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include "daemon/base/size.h"
+#include "shm/codec.h"
+
+namespace xp {
+namespace {
+
+// A file of this size holds thousands of models; more is no configuration.
+constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
+// As many as a list of models may carry on the wire.
+constexpr size_t kMaxModels = 64;
+// No known model goes beyond 1 Mi tokens; 64 Mi keeps all arithmetic on positions in 32 bits.
+constexpr int64_t kMaxContext = int64_t{64} << 20;
+constexpr int64_t kMinContext = 16;
+constexpr int64_t kMaxThreads = 1024;
+// More rows than this would only make the workspace larger: every expert is read once per chunk
+// already.
+constexpr int64_t kMaxChunkRows = 8192;
+
+// Edits (insert, delete, replace) between two short words.
+size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t replace = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({replace, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+std::string join(std::span<const std::string_view> words, std::string_view quote) {
+    std::string text;
+    for (const std::string_view word : words) {
+        text += fmt::format("{}{}{}{}", text.empty() ? "" : ", ", quote, word, quote);
+    }
+    return text;
+}
+
+class Reader {
+public:
+    explicit Reader(const Path& path) : path_(path) {}
+
+    Result<DaemonConfig> read(const toml::table& root);
+
+private:
+    // One section and the keys asked of it so far; unknown ones are what is left at the end.
+    struct Section {
+        std::string title;  // "[io]"
+        const toml::table* table = nullptr;
+        std::vector<std::string_view> known;
+    };
+
+    template <class... Args>
+    void complain(const toml::node& at, fmt::format_string<Args...> format, Args&&... args) {
+        errors_.push_back({at.source().begin.line,
+                           fmt::format("{}:{}: {}", path_.string(), at.source().begin.line,
+                                       fmt::format(format, std::forward<Args>(args)...))});
+    }
+    void complain_unknown(const toml::node& at, std::string_view kind, std::string_view name,
+                          std::span<const std::string_view> known, std::string_view where);
+    Section section(const toml::table& root, std::string_view name);
+    void finish(const Section& section);
+
+    const toml::node* find(Section& section, std::string_view key);
+    std::optional<std::string> text(Section& section, std::string_view key);
+    std::optional<bool> boolean(Section& section, std::string_view key);
+    std::optional<int64_t> integer(Section& section, std::string_view key, int64_t least,
+                                   int64_t most);
+    std::optional<uint64_t> size(Section& section, std::string_view key);
+    template <class T, size_t N>
+    void choice(Section& section, std::string_view key, T* value,
+                const std::array<std::pair<std::string_view, T>, N>& choices);
+    void path(Section& section, std::string_view key, Path* value);
+
+    void read_daemon(const toml::table& root, DaemonConfig& config);
+    void read_cache(const toml::table& root, DaemonConfig& config);
+    void read_io(const toml::table& root, DaemonConfig& config);
+    void read_engine(const toml::table& root, DaemonConfig& config);
+    void read_models(const toml::table& root, DaemonConfig& config);
+    void read_model(const toml::table& table, DaemonConfig& config);
+
+    const Path& path_;
+    std::vector<std::pair<toml::source_index, std::string>> errors_;
+};
+
+Result<DaemonConfig> Reader::read(const toml::table& root) {
+    DaemonConfig config;
+    static constexpr std::string_view kSections[] = {"daemon", "model", "cache", "io", "engine"};
+    for (const auto& [key, node] : root) {
+        if (std::find(std::begin(kSections), std::end(kSections), key.str()) ==
+            std::end(kSections)) {
+            complain_unknown(node, node.is_table() ? "section" : "key", key.str(), kSections, "");
+        }
+    }
+    read_daemon(root, config);
+    read_engine(root, config);
+    read_cache(root, config);
+    read_io(root, config);
+    read_models(root, config);
+    if (errors_.empty()) {
+        return config;
+    }
+    std::stable_sort(errors_.begin(), errors_.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    Error error{ErrorCode::kInvalidArgument, {}};
+    for (const auto& [line, message] : errors_) {
+        error.message += (error.message.empty() ? "" : "\n") + message;
+    }
+    return error;
+}
+
+void Reader::complain_unknown(const toml::node& at, std::string_view kind, std::string_view name,
+                              std::span<const std::string_view> known, std::string_view where) {
+    const auto nearest = std::min_element(known.begin(), known.end(), [&](auto a, auto b) {
+        return edit_distance(name, a) < edit_distance(name, b);
+    });
+    // Half of the word may differ; beyond that the hint would be a guess.
+    const bool hint = edit_distance(name, *nearest) * 2 <= std::max(name.size(), nearest->size());
+    complain(at, "unknown {} {}{}; {}", kind, name, where,
+             hint ? fmt::format("did you mean {}?", *nearest)
+                  : fmt::format("known are {}", join(known, "")));
+}
+
+Reader::Section Reader::section(const toml::table& root, std::string_view name) {
+    Section section{fmt::format("[{}]", name), nullptr, {}};
+    if (const toml::node* node = root.get(name)) {
+        section.table = node->as_table();
+        if (!section.table) {
+            complain(*node, "{} must be a section: {}", name, section.title);
+        }
+    }
+    return section;
+}
+
+void Reader::finish(const Section& section) {
+    if (!section.table) {
+        return;
+    }
+    for (const auto& [key, node] : *section.table) {
+        if (std::find(section.known.begin(), section.known.end(), key.str()) ==
+            section.known.end()) {
+            complain_unknown(node, "key", key.str(), section.known, " in " + section.title);
+        }
+    }
+}
+
+const toml::node* Reader::find(Section& section, std::string_view key) {
+    section.known.push_back(key);
+    return section.table ? section.table->get(key) : nullptr;
+}
+
+std::optional<std::string> Reader::text(Section& section, std::string_view key) {
+    const toml::node* node = find(section, key);
+    if (!node) {
+        return std::nullopt;
+    }
+    if (const auto* string = node->as_string(); string && !string->get().empty()) {
+        return string->get();
+    }
+    complain(*node, "{} {} must be a text in quotes that is not empty", section.title, key);
+    return std::nullopt;
+}
+
+std::optional<bool> Reader::boolean(Section& section, std::string_view key) {
+    const toml::node* node = find(section, key);
+    if (!node) {
+        return std::nullopt;
+    }
+    if (const auto* value = node->as_boolean()) {
+        return value->get();
+    }
+    complain(*node, "{} {} must be true or false", section.title, key);
+    return std::nullopt;
+}
+
+std::optional<int64_t> Reader::integer(Section& section, std::string_view key, int64_t least,
+                                       int64_t most) {
+    const toml::node* node = find(section, key);
+    if (!node) {
+        return std::nullopt;
+    }
+    const auto* value = node->as_integer();
+    if (value && value->get() >= least && value->get() <= most) {
+        return value->get();
+    }
+    complain(*node, "{} {} must be a whole number from {} to {}", section.title, key, least, most);
+    return std::nullopt;
+}
+
+std::optional<uint64_t> Reader::size(Section& section, std::string_view key) {
+    const toml::node* node = find(section, key);
+    if (!node) {
+        return std::nullopt;
+    }
+    std::string why;
+    if (const auto* number = node->as_integer()) {
+        if (number->get() > 0) {
+            return static_cast<uint64_t>(number->get());
+        }
+    } else if (const auto* string = node->as_string()) {
+        auto bytes = parse_size(string->get());
+        if (bytes && *bytes > 0) {
+            return *bytes;
+        }
+        why = bytes ? "" : ": " + bytes.error().message;
+    }
+    complain(*node, "{} {} must be a size above 0, as \"64MiB\", \"21GiB\" or a number of bytes{}",
+             section.title, key, why);
+    return std::nullopt;
+}
+
+template <class T, size_t N>
+void Reader::choice(Section& section, std::string_view key, T* value,
+                    const std::array<std::pair<std::string_view, T>, N>& choices) {
+    const toml::node* node = find(section, key);
+    if (!node) {
+        return;
+    }
+    std::array<std::string_view, N> names;
+    for (size_t i = 0; i < N; ++i) {
+        names[i] = choices[i].first;
+        if (const auto* string = node->as_string(); string && string->get() == names[i]) {
+            *value = choices[i].second;
+            return;
+        }
+    }
+    complain(*node, "{} {} must be one of {}", section.title, key, join(names, "\""));
+}
+
+void Reader::path(Section& section, std::string_view key, Path* value) {
+    const auto string = text(section, key);
+    if (!string) {
+        return;
+    }
+    if (Path(*string).is_relative()) {
+        // The daemon's working directory is no place that a reader of the file can see.
+        *value = std::filesystem::absolute(path_).parent_path() / *string;
+    } else {
+        *value = *string;
+    }
+    *value = value->lexically_normal();
+}
+
+void Reader::read_daemon(const toml::table& root, DaemonConfig& config) {
+    Section daemon = section(root, "daemon");
+    path(daemon, "socket", &config.socket);
+    path(daemon, "state_dir", &config.state_dir);
+    finish(daemon);
+}
+
+void Reader::read_cache(const toml::table& root, DaemonConfig& config) {
+    Section cache = section(root, "cache");
+    config.host.cache_bytes = size(cache, "experts");
+    if (const toml::node* node = find(cache, "ram_tier"); node && !kBuiltWithCuda) {
+        complain(*node, "[cache] ram_tier needs the CUDA backend: on the CPU the experts are in RAM "
+                 "already; remove the key");
+    }
+    static constexpr std::array<std::pair<std::string_view, const char*>, 2> kPolicies = {
+        {{"lfu", "lfu"}, {"lru", "lru"}}};
+    const char* policy = config.host.policy == "lru" ? "lru" : "lfu";
+    choice(cache, "policy", &policy, kPolicies);
+    config.host.policy = policy;
+    finish(cache);
+}
+
+void Reader::read_io(const toml::table& root, DaemonConfig& config) {
+    Section io = section(root, "io");
+    static constexpr std::array<std::pair<std::string_view, IoBackendKind>, 3> kBackends = {
+        {{"auto", IoBackendKind::kAuto},
+         {"uring", IoBackendKind::kUring},
+         {"pread", IoBackendKind::kPread}}};
+    static constexpr std::array<std::pair<std::string_view, VerifyMode>, 3> kModes = {
+        {{"off", VerifyMode::kOff}, {"sample", VerifyMode::kSample}, {"read", VerifyMode::kRead}}};
+    choice(io, "backend", &config.host.io.backend, kBackends);
+    config.host.io.direct = boolean(io, "direct").value_or(config.host.io.direct);
+    choice(io, "verify", &config.host.verify, kModes);
+    finish(io);
+}
+
+void Reader::read_engine(const toml::table& root, DaemonConfig& config) {
+    Section engine = section(root, "engine");
+    static constexpr std::array<std::pair<std::string_view, EngineBackend>, 3> kBackends = {
+        {{"auto", EngineBackend::kAuto},
+         {"cpu", EngineBackend::kCpu},
+         {"cuda", EngineBackend::kCuda}}};
+    static constexpr std::array<std::pair<std::string_view, KvType>, 2> kKvTypes = {
+        {{"f32", KvType::kF32}, {"f16", KvType::kF16}}};
+    choice(engine, "backend", &config.host.backend, kBackends);
+    if (config.host.backend == EngineBackend::kCuda && !kBuiltWithCuda) {
+        complain(*engine.table->get("backend"),
+                 "[engine] backend: this build has no CUDA; use \"cpu\" or \"auto\"");
+    }
+    config.host.threads =
+        static_cast<unsigned>(integer(engine, "threads", 0, kMaxThreads).value_or(0));
+    choice(engine, "kv", &config.host.kv, kKvTypes);
+    config.chunk_rows = static_cast<uint32_t>(
+        integer(engine, "chunk_rows", 1, kMaxChunkRows).value_or(config.chunk_rows));
+    finish(engine);
+}
+
+void Reader::read_models(const toml::table& root, DaemonConfig& config) {
+    const toml::node* node = root.get("model");
+    if (!node) {
+        errors_.push_back({0, fmt::format("{}: there is no [[model]] section; the daemon needs at "
+                                          "least one, with name and pack", path_.string())});
+        return;
+    }
+    const toml::array* models = node->as_array();
+    if (!models || models->empty() || !models->is_array_of_tables()) {
+        complain(*node, "models are written as [[model]], in double brackets, one for each");
+        return;
+    }
+    if (models->size() > kMaxModels) {
+        complain(*node, "{} [[model]] sections; at most {} are served", models->size(), kMaxModels);
+        return;
+    }
+    for (const toml::node& model : *models) {
+        read_model(*model.as_table(), config);
+    }
+}
+
+void Reader::read_model(const toml::table& table, DaemonConfig& config) {
+    Section model{"[[model]]", &table, {}};
+    ModelSource source;
+    const auto name = text(model, "name");
+    if (!table.contains("name")) {
+        complain(table, "[[model]] has no name");
+    } else if (name) {
+        source.name = *name;
+        const bool printable = std::none_of(name->begin(), name->end(), [](char c) {
+            return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+        });
+        if (name->size() > shm::kMaxNameBytes || !printable) {
+            complain(*table.get("name"), "[[model]] name must be printable and of at most {} bytes",
+                     shm::kMaxNameBytes);
+        }
+        for (const ModelSource& other : config.host.models) {
+            if (other.name == source.name) {
+                complain(*table.get("name"), "[[model]] name \"{}\" is used twice", source.name);
+            }
+        }
+    }
+    path(model, "pack", &source.pack);
+    if (!table.contains("pack")) {
+        complain(table, "[[model]] \"{}\" has no pack: the directory NAME.xpack that `xp-pack "
+                 "build` made", source.name);
+    }
+    if (const auto context = integer(model, "context", kMinContext, kMaxContext)) {
+        source.context = static_cast<uint64_t>(*context);
+    }
+    source.cache_bytes = size(model, "cache");
+    finish(model);
+    config.host.models.push_back(std::move(source));
+}
+
+}  // namespace
+
+Result<DaemonConfig> parse_config(std::string_view toml, const Path& path) {
+    try {
+        const toml::table root = toml::parse(toml);
+        return Reader(path).read(root);
+    } catch (const toml::parse_error& error) {
+        return make_error(ErrorCode::kInvalidArgument, "{}:{}: {}", path.string(),
+                          error.source().begin.line, error.description());
+    }
+}
+
+Result<DaemonConfig> load_config(const Path& path) {
+    auto text = read_text_file(path, kMaxConfigBytes);
+    if (!text) {
+        return std::move(text).error().with_context("configuration file");
+    }
+    return parse_config(*text, path);
+}
+
+}  // namespace xp

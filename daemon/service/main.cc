@@ -1,0 +1,40 @@
+// expertpackd --config FILE: the daemon, in the foreground.
+
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+#include <sys/stat.h>
+
+#include "daemon/service/config.h"
+#include "daemon/service/daemon.h"
+#include "daemon/service/logging.h"
+
+int main(int argc, char** argv) {
+    CLI::App app{"Serves mixture-of-experts models from expert packs to local programs."};
+    app.name("expertpackd");
+    std::string config_path = xp::kDefaultConfigPath;
+    bool check_only = false;
+    app.add_option("--config", config_path, "Configuration file")->capture_default_str();
+    app.add_flag("--check-config", check_only, "Check the configuration file, and exit");
+    app.set_version_flag("--version", std::string("expertpackd ") + XP_VERSION);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        const int code = app.exit(error);
+        return code == 0 ? xp::kExitOk : xp::kExitUsage;
+    }
+
+    const auto config = xp::load_config(config_path);
+    if (!config) {
+        std::fprintf(stderr, "%s\n", config.error().message.c_str());
+        return xp::kExitConfig;
+    }
+    if (check_only) {
+        std::printf("%s: the configuration is valid\n", config_path.c_str());
+        return xp::kExitOk;
+    }
+    // What the daemon creates is for its user and group, whatever started it.
+    ::umask(0027);
+    xp::set_up_logging();
+    return xp::run_daemon(*config);
+}
