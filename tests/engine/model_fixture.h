@@ -1,0 +1,63 @@
+// A model built from a GGUF into a pack in a temporary directory and loaded on the CPU backend, as
+// the daemon would do it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "daemon/engine/model.h"
+#include "daemon/io/read_backend.h"
+#include "daemon/pack/pack.h"
+
+namespace xp::test {
+
+// A directory that is removed with the object.
+class TemporaryDirectory {
+public:
+    TemporaryDirectory();
+    ~TemporaryDirectory();
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    const Path& path() const { return path_; }
+
+private:
+    Path path_;
+};
+
+// A pack of the GGUF, built once per process and file.
+const Path& pack_of(const Path& gguf);
+
+struct LoadOptions {
+    uint64_t cache_bytes = 0;  // 0: all experts
+    ModelOptions model = {.context = 2048, .kv = KvType::kF32};
+    unsigned threads = 2;
+    IoBackendKind io = IoBackendKind::kAuto;
+};
+
+struct LoadedModel {
+    std::unique_ptr<Pack> pack;
+    std::unique_ptr<ReadBackend> reads;
+    std::unique_ptr<Operators> operators;
+    std::unique_ptr<ExpertCache> cache;
+    std::unique_ptr<Model> model;
+};
+
+// Fails the test (and returns an empty struct) when loading fails.
+LoadedModel load(const Path& pack, const LoadOptions& options = {});
+
+// Takes in `tokens` in passes of at most `chunk` rows and returns the logits of all of them,
+// [tokens][vocabulary].
+std::vector<float> run(Model& model, Sequence& sequence, std::span<const TokenId> tokens,
+                       size_t chunk, const PassObserver* observer = nullptr);
+
+std::vector<float> read_floats(const Path& path);
+nlohmann::json read_json(const Path& path);
+
+// The same bits everywhere; names the first difference.
+void expect_identical(std::span<const float> a, std::span<const float> b, const std::string& what);
+
+size_t argmax(std::span<const float> values);  // ties to the lowest index
+
+}  // namespace xp::test
