@@ -156,6 +156,7 @@ Result<void> parse_shape(HeaderCursor& cursor, TensorInfo& tensor) {
         return make_error(ErrorCode::kCorrupt, "{} dimensions; at most {} are allowed",
                           tensor.n_dims, kMaxDims);
     }
+    // Empty dimensions count as 1 here, so that products of the others cannot overflow either.
     uint64_t n_elements = 1;
     for (uint32_t i = 0; i < tensor.n_dims; ++i) {
         XP_TRY(const int64_t size, cursor.read_value<int64_t>());
@@ -164,8 +165,8 @@ Result<void> parse_shape(HeaderCursor& cursor, TensorInfo& tensor) {
                               cursor.position() - 8, size);
         }
         tensor.ne[i] = static_cast<uint64_t>(size);
-        if (__builtin_mul_overflow(n_elements, tensor.ne[i], &n_elements) ||
-            n_elements > INT64_MAX) {
+        const uint64_t factor = std::max<uint64_t>(tensor.ne[i], 1);
+        if (__builtin_mul_overflow(n_elements, factor, &n_elements) || n_elements > INT64_MAX) {
             return make_error(ErrorCode::kCorrupt, "shape {} has too many elements for 63 bits",
                               tensor.shape());
         }
