@@ -1,8 +1,8 @@
 // Included by kernels_avx2.cc and kernels_avx512.cc inside a namespace of their own, after
 // <immintrin.h>. See kernels.h for the order of sums, which must be the same in both.
 //
-// No standard library templates here: the linker would be free to keep their AVX-512 instance for
-// the whole program.
+// No inline functions or templates of other headers here: the linker would be free to keep their
+// AVX-512 instance for the whole program.
 
 // ---- sixteen float lanes ------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ struct HalfRow {
         *first = from_half(p + 32 * block);
         *second = from_half(p + 32 * block + 16);
     }
-    float at(uint64_t i) const { return half_to_float(p[i]); }
+    float at(uint64_t i) const { return _cvtsh_ss(p[i]); }
 };
 
 struct BfloatRow {
