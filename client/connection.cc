@@ -289,6 +289,8 @@ xp_status Connection::next_event(int timeout_ms, Event* event) {
             continue;
         }
         if (generates_ == 0) {
+            // So that a stray ring or a closed bell does not keep xp_client_fd() readable.
+            if (!shm::drain_bell(channel_.resp_bell.get())) hung_up_ = true;
             look_at_socket();
             if (hung_up_ || state_ != State::kOpen) continue;
             return XP_IDLE;

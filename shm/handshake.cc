@@ -15,6 +15,10 @@ namespace {
 // that sends the right number; what exceeds even this shows as MSG_CTRUNC.
 constexpr size_t kMaxReceivedFds = 8;
 
+// Reads that may fail before one counts: a signal, or the reset after a peer closed without reading
+// all, which is reported once and before what the peer had sent (a refusal, say).
+constexpr int kMaxReceiveTries = 16;
+
 // Rings that one drain takes. Honest peers ring only sleepers, so one or two are waiting.
 constexpr int kMaxDrain = 64;
 
@@ -39,15 +43,16 @@ ReceiveStatus receive(int socket, std::span<std::byte> buffer, Datagram* datagra
     alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxReceivedFds * sizeof(int))];
     iovec data{buffer.data(), buffer.size()};
     msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-
-    ssize_t got;
-    do {
+    ssize_t got = -1;
+    for (int i = 0; i < kMaxReceiveTries; ++i) {
+        message = {};
+        message.msg_iov = &data;
+        message.msg_iovlen = 1;
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
         got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (got < 0 && errno == EINTR);
+        if (got >= 0 || (errno != EINTR && errno != ECONNRESET)) break;
+    }
     if (got < 0) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return ReceiveStatus::kAgain;
         *error = errno_text("cannot receive from the socket");

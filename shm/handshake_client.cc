@@ -185,7 +185,8 @@ ConnectStatus connect_channel(std::string_view path, const Hello& hello, int tim
     ConnectStatus status = connect_socket(path, deadline, &fresh.socket, error);
     if (status != ConnectStatus::kOk) return status;
     // A daemon that refuses at once may have hung up already: its reason is still there to read.
-    if (!detail::send(fresh.socket.get(), &hello, sizeof hello, {}) && errno != EPIPE) {
+    if (!detail::send(fresh.socket.get(), &hello, sizeof hello, {}) && errno != EPIPE &&
+        errno != ECONNRESET) {
         *error = detail::errno_text("cannot send the hello");
         return ConnectStatus::kSystem;
     }

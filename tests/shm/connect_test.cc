@@ -125,6 +125,16 @@ TEST(Connect, RefusalsArriveWithTheirReason) {
     }
 }
 
+// A daemon that is full says so without waiting for the hello, and closes with that unread.
+TEST(Connect, RefusalsArriveThoughTheHelloWasNeverRead) {
+    const Connected client = connect_to([](Fd socket) {
+        ASSERT_TRUE(wait_readable(socket.get()));
+        send_refusal(socket.get(), WelcomeStatus::kTooManyClients, "64 of 64");
+    });
+    EXPECT_EQ(client.status, ConnectStatus::kRefused);
+    EXPECT_THAT(client.error, HasSubstr("64 of 64"));
+}
+
 TEST(Connect, ALongReasonIsCut) {
     const Connected client = connect_to([](Fd socket) {
         ASSERT_TRUE(take_hello(socket));

@@ -1,0 +1,140 @@
+// The parts of xpctl that need no process: token ids, tables, statistics, terminal text.
+#include <gmock/gmock.h>
+
+#include "client/xpctl/options.h"
+#include "client/xpctl/output.h"
+#include "client/xpctl/stats_view.h"
+#include "client/xpctl/table.h"
+
+namespace xp::ctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What the daemon sends, with values that can be told apart.
+constexpr char kStats[] = R"({
+    "version": "0.1.0", "uptime_ms": 11520000, "backend": "cpu",
+    "io": {"backend": "io_uring", "fallback_reason": "", "direct": true, "read_bytes": 3145728,
+           "reads": 17, "errors": 0},
+    "models": [
+        {"name": "demo", "architecture": "deepseek4", "layers": 8, "experts": 64, "top_k": 6,
+         "context": 4096, "weight_bytes": 47185920, "sequences": 2,
+         "cache": {"policy": "lfu", "slots": 256, "slots_used": 200, "slot_bytes": 53248,
+                   "objects": 512, "hits": 900, "misses": 100, "evictions": 3,
+                   "read_bytes": 5324800, "stalls": 4, "stall_us": 2500, "io_errors": 0}},
+        {"name": "dense", "cache": null}],
+    "requests": {"submitted": 12, "stopped": 10},
+    "queue": {"waiting": 1, "waiting_replies": 0}})";
+
+TEST(IdsTest, items_are_whole_numbers_of_31_bits) {
+    std::string error;
+    EXPECT_THAT(*parse_ids("0", &error), ElementsAre(0));
+    EXPECT_THAT(*parse_ids(" 1 ,2147483647", &error), ElementsAre(1, 2147483647));
+    const std::pair<const char*, const char*> cases[] = {
+        {"", "item 1"}, {"1,", "item 2"}, {",1", "item 1"}, {"1,,2", "item 2"},
+        {"1,-2", "item 2 (\"-2\")"}, {"1,2147483648", "item 2"}, {"1.5", "item 1"},
+        {"1 2", "item 1"}, {"0x10", "item 1"}, {"+1", "item 1"}, {"1,2,\u0663", "item 3"}};
+    for (const auto& [text, where] : cases) {
+        EXPECT_FALSE(parse_ids(text, &error)) << text;
+        EXPECT_THAT(error, HasSubstr(where)) << text;
+    }
+}
+
+TEST(StatsViewTest, shows_models_caches_and_counters) {
+    const std::string text = stats_tables(kStats).value();
+    EXPECT_EQ(text,
+        "expertpackd 0.1.0, backend cpu, up 3 h 12 min\n"
+        "\n"
+        "model  architecture  layers  experts  top-k  context  sequences   weights\n"
+        "demo   deepseek4          8       64      6     4096          2  45.0 MiB\n"
+        "dense  -                  -        -      -        -          -         -\n"
+        "\n"
+        "cache  policy  slots  used  of experts  slot size  hits  misses  hit rate  evictions\n"
+        "demo   lfu       256   200         512   52.0 KiB   900     100    90.0 %          3\n"
+        "\n"
+        "cache     read  waves  stalls  stalled for  prefetches  verified  verify failures  "
+        "I/O errors\n"
+        "demo   5.1 MiB      -       4       2.5 ms           -         -                -  "
+        "         0\n"
+        "\n"
+        "io        backend io_uring, direct yes, read 3.0 MiB, reads 17, errors 0\n"
+        "requests  submitted 12, stopped 10\n"
+        "queue     waiting 1, waiting replies 0\n");
+}
+
+TEST(StatsViewTest, missing_members_and_wrong_types_do_no_harm) {
+    for (const char* json :
+         {"{}", R"({"models": []})", R"({"models": {}})", R"({"models": [1, null, "x", []]})",
+          R"({"models": [{"name": 7, "cache": [1]}, {"cache": {"hits": "many", "slots": {}}}]})",
+          R"({"uptime_ms": "long", "version": {}, "io": null, "queue": [1, 2], "tokens": 3})",
+          R"({"uptime_ms": -5, "requests": {}})", R"({"uptime_ms": 1e300})"}) {
+        const std::optional<std::string> text = stats_tables(json);
+        ASSERT_TRUE(text) << json;
+        EXPECT_THAT(*text, HasSubstr("expertpackd")) << json;
+    }
+    EXPECT_FALSE(stats_tables("[]"));
+    EXPECT_FALSE(stats_tables("{"));
+    EXPECT_FALSE(stats_tables(""));
+}
+
+TEST(StatsViewTest, counters_of_newer_daemons_are_shown_as_they_are_named) {
+    const std::string text = stats_tables(
+        R"({"gpu": {"vram_bytes": 2048, "name": "X", "ok": false, "parts": [1]}, "level": 3})")
+        .value();
+    EXPECT_THAT(text, AllOf(HasSubstr("gpu       vram 2.0 KiB, name X, ok no, parts [1]\n"),
+                            HasSubstr("level     3\n")));
+}
+
+TEST(StatsViewTest, long_lines_of_counters_are_broken) {
+    const std::string text = stats_tables(
+        R"({"clients": {"a_rather_long_name": 1, "another_rather_long_name": 2,
+                        "and_one_that_does_not_fit": 3}})").value();
+    EXPECT_THAT(text, HasSubstr("clients   a rather long name 1, another rather long name 2,\n"
+                                "          and one that does not fit 3\n"));
+}
+
+TEST(StatsViewTest, names_cannot_move_the_cursor) {
+    const std::string text = stats_tables(
+        R"({"version": "\u001b[2J", "models": [{"name": "a\nb\u009b"}], "x\u0007": {"y\r": "\t"}})")
+        .value();
+    for (const char* control : {"\033", "\x07", "\r", "\t", "a\nb", "\u009b"}) {
+        EXPECT_THAT(text, Not(HasSubstr(control)));
+    }
+}
+
+TEST(TableTest, columns_are_as_wide_as_their_widest_field_in_characters) {
+    Table table({"name", ">n"});
+    table.add_row({"\u00e9\u00e9", "1"});
+    table.add_row({"long name", "1000"});
+    EXPECT_EQ(table.text(), "name          n\n"
+                            "\u00e9\u00e9            1\n"
+                            "long name  1000\n");
+}
+
+TEST(TableTest, sizes_and_times_have_fitting_units) {
+    EXPECT_EQ(format_bytes(0), "0 B");
+    EXPECT_EQ(format_bytes(1023), "1023 B");
+    EXPECT_EQ(format_bytes(1024), "1.0 KiB");
+    EXPECT_EQ(format_bytes(1048575), "1.0 MiB");
+    EXPECT_EQ(format_bytes(1.5 * (1 << 30)), "1.5 GiB");
+    EXPECT_EQ(format_duration(0.00035), "350 us");
+    EXPECT_EQ(format_duration(0.0125), "12.5 ms");
+    EXPECT_EQ(format_duration(3.2), "3.2 s");
+    EXPECT_EQ(format_duration(310), "5 min 10 s");
+    EXPECT_EQ(format_duration(3 * 3600 + 12 * 60), "3 h 12 min");
+    EXPECT_EQ(format_duration(52 * 3600), "2 d 4 h");
+}
+
+TEST(TerminalTextTest, keeps_text_and_drops_control_characters) {
+    EXPECT_EQ(terminal_text("a\tb\nc"), "a\tb\nc");
+    EXPECT_EQ(terminal_text(std::string("\0\x01\r\033[1mx\x7f", 9)), "[1mx");
+    EXPECT_EQ(terminal_text("\u0080\u009f\u00a0\u00e9"), "\u00a0\u00e9");
+    EXPECT_EQ(terminal_text("\xc2"), "\xc2");
+    EXPECT_EQ(one_line("a\tb\nc\u0085"), "a?b?c?");
+}
+
+}  // namespace
+}  // namespace xp::ctl

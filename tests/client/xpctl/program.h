@@ -1,0 +1,60 @@
+// The real xpctl as a child process, with its standard streams in the hands of a test: as pipes or
+// as terminals.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "shm/fd.h"
+
+namespace xp::test {
+
+struct Streams {
+    std::string socket = {};      // --socket is put in front of the arguments
+    std::string input = {};       // standard input
+    bool input_terminal = false;
+    bool out_terminal = false;
+    std::string out_path = {};    // standard output is this file instead
+    bool err_terminal = false;
+    std::map<std::string, std::string> environment = {};
+};
+
+struct Outcome {
+    int status = -1;                           // exit status; 256 + signal when a signal ended it
+    std::string out;
+    std::string err;
+};
+
+class Program {
+public:
+    Program(const std::vector<std::string>& arguments, const Streams& setup);
+    ~Program();  // kills what still runs
+
+    // Waits until standard output or error contain a text; false when the program ended before.
+    bool wait_for_output(const std::string& text);
+    bool wait_for_messages(const std::string& text);
+
+    bool running();
+    void interrupt();        // as Ctrl-C does
+    void close_output();     // the reader of standard output goes away
+    Outcome wait();
+
+private:
+    bool wait_for(const std::string& stream, const std::string& text);
+    bool read_more();
+    void reap(int options);
+
+    pid_t pid_ = -1;
+    bool ended_ = false;
+    shm::Fd out_;
+    shm::Fd err_;
+    shm::Fd input_;          // the other end of a terminal
+    Outcome outcome_;
+};
+
+Outcome run_xpctl(const std::vector<std::string>& arguments, const Streams& setup);
+
+}  // namespace xp::test

@@ -1,0 +1,80 @@
+// What xpctl generate does differently on a terminal.
+#include <gmock/gmock.h>
+
+#include "tests/client/xpctl/program.h"
+#include "tests/client/xpctl/replies.h"
+
+namespace xp::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+const std::vector<shm::Reply> kReasoned = {tokens({1}, "hm, so", shm::Channel::kReasoning),
+                                           tokens({2}, "42"), done()};
+
+TEST(TerminalTest, control_characters_of_the_model_do_not_reach_a_terminal) {
+    const char text[] = "a\033]0;title\x07\r\n\tb\u009b1m\x7f\u00e9";
+    FakeDaemon daemon(answering({tokens({1}, text), done()}));
+    const Outcome outcome = run_xpctl({"generate", "x"}, {.socket = daemon.path(),
+                                                          .out_terminal = true});
+    EXPECT_EQ(outcome.out, "a]0;title\n\tb1m\u00e9\n");
+}
+
+TEST(TerminalTest, reasoning_and_timings_go_to_standard_error_when_it_is_a_terminal) {
+    FakeDaemon daemon(answering(kReasoned));
+    const Outcome outcome = run_xpctl({"generate", "x"}, {.socket = daemon.path(),
+                                                          .err_terminal = true});
+    EXPECT_EQ(outcome.out, "42\n");
+    EXPECT_EQ(outcome.err,
+              "\033[2mhm, so\033[0m\n"
+              "xpctl: 5 tokens, 2.0 tokens/s; prompt 10 tokens, 20.0 tokens/s; "
+              "75.0 % expert hits\n");
+}
+
+TEST(TerminalTest, no_color_and_dumb_terminals_get_no_escape_sequences) {
+    FakeDaemon daemon(answering(kReasoned));
+    for (const auto& variable : {std::pair{"NO_COLOR", "1"}, std::pair{"TERM", "dumb"}}) {
+        const Outcome outcome =
+            run_xpctl({"generate", "x"}, {.socket = daemon.path(), .err_terminal = true,
+                                          .environment = {variable}});
+        EXPECT_THAT(outcome.err, StartsWith("hm, so\n"));
+        EXPECT_THAT(outcome.err, Not(HasSubstr("\033")));
+    }
+    // An empty NO_COLOR counts as none (no-color.org).
+    const Outcome outcome =
+        run_xpctl({"generate", "x"}, {.socket = daemon.path(), .err_terminal = true,
+                                      .environment = {{"NO_COLOR", ""}}});
+    EXPECT_THAT(outcome.err, HasSubstr("\033[2m"));
+}
+
+TEST(TerminalTest, quiet_leaves_only_the_text) {
+    FakeDaemon daemon(answering(kReasoned));
+    const Outcome outcome =
+        run_xpctl({"generate", "--quiet", "x"}, {.socket = daemon.path(),
+                                                 .err_terminal = true});
+    EXPECT_EQ(outcome.out, "42\n");
+    EXPECT_EQ(outcome.err, "");
+}
+
+TEST(TerminalTest, a_long_prefill_shows_its_progress_and_takes_it_away) {
+    FakeDaemon daemon([](Session& connection) {
+        const auto incoming = connection.next();
+        ASSERT_TRUE(incoming);
+        connection.reply(incoming->first, shm::Accepted{"demo", {1}});
+        connection.reply(incoming->first, shm::Progress{100, 1400});  // too early to be shown
+        std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+        connection.reply(incoming->first, shm::Progress{700, 1400});
+        connection.reply(incoming->first, tokens({1}, "text"));
+        connection.reply(incoming->first, done());
+        connection.wait_for_hang_up();
+    });
+    const Outcome outcome = run_xpctl({"generate", "x"}, {.socket = daemon.path(),
+                                                          .err_terminal = true});
+    EXPECT_THAT(outcome.err,
+                StartsWith("\r\033[Kprompt: 700 of 1400 tokens (50 %)\r\033[Kxpctl: 5 tokens"));
+}
+
+}  // namespace
+}  // namespace xp::test

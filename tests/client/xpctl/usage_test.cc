@@ -1,0 +1,137 @@
+// Wrong command lines and daemons that cannot be reached: exit status, message, and nothing on
+// standard output.
+#include <gmock/gmock.h>
+
+#include "tests/client/xpctl/program.h"
+#include "tests/client/xpctl/replies.h"
+
+namespace xp::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
+    // No daemon listens there: whoever connects fails with 69 instead.
+    const Streams setup{.socket = "/nowhere/daemon.sock", .input = "prompt"};
+    const std::pair<std::vector<std::string>, const char*> cases[] = {
+        {{}, "which command"},
+        {{"generte"}, "generte"},
+        {{"generate", "--temprature", "0", "x"}, "--temprature"},
+        {{"generate", "--temperature", "warm", "x"}, "--temperature"},
+        {{"generate", "--temperature", "nan", "x"}, "--temperature"},
+        {{"generate", "--temperature", "-1", "x"}, "--temperature"},
+        {{"generate", "--top-p", "1.5", "x"}, "--top-p"},
+        {{"generate", "--max-tokens", "4294967296", "x"}, "--max-tokens"},
+        {{"generate", "--seed", "-1", "x"}, "--seed"},
+        {{"generate", "--effort", "low", "x"}, "--think"},
+        {{"generate", "--think", "--effort", "some", "x"}, "--effort"},
+        {{"generate", "--stop", "", "x"}, "--stop"},
+        {{"generate", "--ids", "1,2", "x"}, "--ids"},
+        {{"generate", "--ids", "1,x,3"}, "item 2 (\"x\")"},
+        {{"generate", "--ids", "1,2", "--raw"}, "--raw"},
+        {{"generate", "--ids", "1", "--system", "s"}, "--system"},
+        {{"generate", "--raw", "--think", "x"}, "--think"},
+        {{"generate", "--logprobs", "2", "x"}, "--json"},
+        {{"generate", "--json", "--logprobs", "21", "x"}, "--logprobs"},
+        {{"generate", "--model", std::string(300, 'm'), "x"}, "--model"},
+        {{"generate", ""}, "empty"},
+        {{"generate", "caf\xe9"}, "UTF-8"},
+        {{"stats", "now"}, "now"},
+    };
+    for (const auto& [arguments, word] : cases) {
+        const Outcome outcome = run_xpctl(arguments, setup);
+        EXPECT_EQ(outcome.status, 2) << outcome.err;
+        EXPECT_EQ(outcome.out, "");
+        EXPECT_THAT(outcome.err, AllOf(StartsWith("xpctl: "), HasSubstr(word)));
+        EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    }
+}
+
+TEST(UsageTest, more_stop_texts_than_the_protocol_carries_are_refused) {
+    std::vector<std::string> arguments = {"generate", "x"};
+    for (int i = 0; i < 17; ++i) arguments.insert(arguments.end(), {"--stop", "s"});
+    const Outcome outcome = run_xpctl(arguments, {.socket = "/nowhere"});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("16"));
+}
+
+TEST(UsageTest, no_prompt_at_a_terminal_is_an_error_and_no_waiting) {
+    const Outcome outcome = run_xpctl({"generate"}, {.socket = "/nowhere", .input_terminal = true});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("no prompt"));
+}
+
+TEST(UsageTest, help_and_version_go_to_standard_output) {
+    const Outcome help = run_xpctl({"--help"}, {});
+    EXPECT_EQ(help.status, 0);
+    EXPECT_EQ(help.err, "");
+    for (const char* word : {"generate", "stats", "models", "ping", "version", "--socket",
+                             "EXPERTPACK_SOCKET", "NO_COLOR", "75", "130"}) {
+        EXPECT_THAT(help.out, HasSubstr(word));
+    }
+    const Outcome generate = run_xpctl({"generate", "--help"}, {});
+    EXPECT_EQ(generate.status, 0);
+    for (const char* word : {"--system", "--think", "--effort", "--raw", "--ids", "--model",
+                             "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+                             "--seed", "--stop", "--ignore-eos", "--json", "--logprobs",
+                             "--quiet", "Ctrl-C"}) {
+        EXPECT_THAT(generate.out, HasSubstr(word));
+    }
+    EXPECT_THAT(generate.out, Not(HasSubstr("\n\n\n")));
+    EXPECT_THAT(run_xpctl({"--version"}, {}).out, StartsWith("xpctl "));
+}
+
+TEST(UsageTest, without_a_daemon_the_message_names_the_socket_and_what_to_do) {
+    for (const char* command : {"ping", "stats", "models"}) {
+        const Outcome outcome = run_xpctl({command}, {.socket = "/nowhere/daemon.sock"});
+        EXPECT_EQ(outcome.status, 69);
+        EXPECT_EQ(outcome.out, "");
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("/nowhere/daemon.sock"), HasSubstr("systemctl"),
+                                       HasSubstr("--socket"), HasSubstr("EXPERTPACK_SOCKET")));
+    }
+    const Outcome generate = run_xpctl({"generate", "x"}, {.socket = "/nowhere/daemon.sock"});
+    EXPECT_EQ(generate.status, 69);
+    EXPECT_EQ(generate.out, "");
+}
+
+TEST(UsageTest, the_socket_comes_from_the_environment_unless_an_option_names_it) {
+    const Streams setup{.environment = {{"EXPERTPACK_SOCKET", "/variable/daemon.sock"}}};
+    EXPECT_THAT(run_xpctl({"ping"}, setup).err, HasSubstr("/variable/daemon.sock"));
+    const Outcome option = run_xpctl({"ping", "--socket", "/option/daemon.sock"}, setup);
+    EXPECT_THAT(option.err, HasSubstr("/option/daemon.sock"));
+}
+
+TEST(UsageTest, a_daemon_that_declines_is_unavailable) {
+    shm::Listener listener;
+    std::thread daemon([&] {
+        const shm::Fd socket = listener.accept();
+        shm::wait_readable(socket.get());
+        shm::Hello hello;
+        shm::WelcomeStatus status;
+        std::string error;
+        EXPECT_EQ(shm::receive_hello(socket.get(), &hello, &status, &error),
+                  shm::ReceiveStatus::kOk);
+        shm::send_refusal(socket.get(), shm::WelcomeStatus::kTooManyClients, "64 are connected");
+    });
+    const Outcome outcome = run_xpctl({"ping"}, {.socket = listener.path()});
+    daemon.join();
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(listener.path()), HasSubstr("64 are connected"),
+                                   Not(HasSubstr("systemctl"))));
+}
+
+TEST(UsageTest, a_prompt_larger_than_the_ring_is_refused_with_the_limit) {
+    FakeDaemon daemon(answering({done()}));
+    const Outcome outcome = run_xpctl({"generate", "--raw"},
+                                      {.socket = daemon.path(),
+                                       .input = std::string(size_t{5} << 20, 'a')});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, ::testing::ContainsRegex("[0-9]+ bytes"));
+}
+
+}  // namespace
+}  // namespace xp::test
