@@ -357,27 +357,36 @@ void ExpertCache::Impl::submit_reads() {
     requests.clear();
 }
 
-// Hands out all that is ready, but leaves kInFlightSlots slots unpinned wherever there are that
-// many: they are what the next wave is read into meanwhile, and what another acquisition gets on
-// with while this group is held.
+// Hands out all that is ready, but leaves kInFlightSlots slots unpinned: the next wave is read into
+// them meanwhile, and another acquisition gets on with them while this group is held. Beyond that
+// limit a group is a single expert. So up to kInFlightSlots + 1 acquisitions can hold groups at the
+// same time and all get on; a further one may find every slot held, and is told so.
 bool ExpertCache::Impl::hand_out(AcquisitionState& state) {
     const Layer& layer = layers[state.ordinal];
     const SlotTable::ClassUse& use = table.use(layer.slot_class);
-    const uint32_t pinned_max =
-        std::max(use.slots - std::min(use.slots, kInFlightSlots), use.pinned + 1);
     const bool all_fit = use.slots == plan.classes[layer.slot_class].n_objects;
-    std::erase_if(state.waiting, [&](ExpertNumber number) {
-        if (!table.is_published(number)) return false;
+    const uint32_t pinned_max = all_fit ? use.slots : use.slots - kInFlightSlots;
+    const auto hand = [&](ExpertNumber number) {
         const SlotNumber slot = table.slot_of(number);
-        const bool fresh = table.slot(slot).pins == 0;
-        if (fresh && !all_fit && use.pinned >= pinned_max) return false;
         table.pin(slot);
         table.unwant(number);
         state.pinned.push_back(slot);
         state.group.push_back({number - layer.first_number, data(slot)});
+    };
+    std::erase_if(state.waiting, [&](ExpertNumber number) {
+        if (!table.is_published(number)) return false;
+        const uint32_t fresh = table.slot(table.slot_of(number)).pins == 0 ? 1 : 0;
+        if (use.pinned + fresh > pinned_max) return false;
+        hand(number);
         return true;
     });
-    if (state.group.empty()) return false;
+    if (state.group.empty()) {
+        const auto ready = std::find_if(state.waiting.begin(), state.waiting.end(),
+                                        [&](ExpertNumber n) { return table.is_published(n); });
+        if (ready == state.waiting.end()) return false;
+        hand(*ready);
+        state.waiting.erase(ready);
+    }
     ++stats.waves;
     return true;
 }

@@ -15,7 +15,8 @@
 //     several passes cannot block each other for ever.
 //   * A slot in flight is not reused before its completion arrived, whatever happened to its
 //     acquisition meanwhile.
-//   * Keys of one acquire are counted once: as one hit or one miss.
+//   * Keys of one acquire are counted once: as a hit when the expert was published at that moment, as
+//     a miss otherwise, also when its read was under way already.
 //   * The pack is never written.
 //
 // Threads: acquire/next/release of one cache from one thread at a time; stats() from any.
@@ -76,7 +77,9 @@ struct ReadyExpert {
 class ExpertCache {
 public:
     // Refuses with the numbers when `bytes` is below the hard floor: top_k slots (the layer being
-    // computed) plus kInFlightSlots. `backend` and `pack` must outlive the cache.
+    // computed) plus kInFlightSlots, for each object size; see slot_plan.h. Never takes more than
+    // the memory available now less a reserve (host_memory.h); warning() says when that cut it.
+    // `backend` and `pack` must outlive the cache, and the cache its acquisitions.
     static Result<std::unique_ptr<ExpertCache>> create(const Pack& pack, ReadBackend& backend,
                                                        const CacheOptions& options);
     ~ExpertCache();
@@ -114,7 +117,8 @@ public:
 
     // Any thread.
     CacheStats stats() const;
-    // A sentence when the slots hold less than one token's working set; empty otherwise.
+    // Sentences when memory cut the slots, and when they hold less than one token's working set;
+    // empty otherwise.
     std::string warning() const;
 
 private:
