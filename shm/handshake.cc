@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "shm/handshake_detail.h"
 
@@ -154,22 +155,22 @@ ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error) {
 }
 
 void ring_bell(int bell) {
-    const char ring = 1;
-    // Errors need no answer: EAGAIN means that rings wait already, EPIPE that the peer is gone,
-    // which its socket tells.
-    (void)!::send(bell, &ring, sizeof ring, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const uint64_t ring = 1;
+    // Errors need no answer: EAGAIN means that rings wait already, and that the peer is gone is
+    // told by the connection's socket.
+    if (::send(bell, &ring, sizeof ring, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno == ENOTSOCK) {
+        (void)!::write(bell, &ring, sizeof ring);
+    }
 }
 
-bool drain_bell(int bell) {
+void drain_bell(int bell) {
     for (int i = 0; i < kMaxDrain; ++i) {
-        char rings[8];
-        const ssize_t got = ::recv(bell, rings, sizeof rings, MSG_DONTWAIT);
-        if (got > 0) continue;
-        if (got == 0) return false;
-        if (errno == EINTR) continue;
-        return errno == EAGAIN || errno == EWOULDBLOCK;
+        uint64_t rings;
+        ssize_t got = ::recv(bell, &rings, sizeof rings, MSG_DONTWAIT);
+        if (got < 0 && errno == ENOTSOCK) got = ::read(bell, &rings, sizeof rings);
+        // An interrupted read, or the reset after a peer disconnected its end, is not the last word.
+        if (got < 0 && errno != EINTR && errno != ECONNRESET) return;
     }
-    return true;
 }
 
 }  // namespace xp::shm

@@ -9,9 +9,10 @@
 //
 // The client rings `req bell` after it wrote to the req ring or freed room in the resp ring while
 // the daemon's wait flags say that it sleeps; the daemon rings `resp bell` in the same way. A stray
-// ring is harmless. Bells are socket pairs and not eventfds, because both holders of an eventfd
-// share its O_NONBLOCK flag: a client that clears the flag and fills the counter would block the
-// daemon in its next write (tried, it does). A ring and its drain cost 3.3 us against 2.5 us.
+// ring is harmless. Bells are pairs of datagram sockets and not eventfds, because both holders of an
+// eventfd share its O_NONBLOCK flag: a client that clears the flag and fills the counter would block
+// the daemon in its next write (tried, it does). Datagram sockets do not see the peer close or shut
+// down its end, so that a bell cannot be made readable for ever; the socket tells of deaths.
 //
 // All functions are free of state, do not log, and may be called from any thread. The server side
 // never blocks: its sockets must be non-blocking. Failures come back with a text for a person.
@@ -126,11 +127,14 @@ ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error);
 
 // ---- bells ------------------------------------------------------------------------------------
 
-// Never blocks and never raises SIGPIPE: a full bell means that the peer has been rung already.
+// Both never block, and take an eventfd or timerfd of one's own as well, so that a server has one way
+// to wake and be woken.
+
+// Never raises SIGPIPE. A full bell means that the peer has been rung already.
 void ring_bell(int bell);
 // Takes what was rung; call it before looking at the rings, never after. Bounded: a peer that rings
-// without end leaves the bell readable. False when the peer closed its end: the connection is dead.
-bool drain_bell(int bell);
+// without end leaves the bell readable.
+void drain_bell(int bell);
 
 // ---- daemon side ------------------------------------------------------------------------------
 
@@ -164,6 +168,7 @@ struct ServerChannel {
     Mapping req;        // read-only
     Mapping resp;       // read-write, the only writable mapping there can ever be
     Fd req_bell;        // readable when the client rang
+    Fd req_bell_ringer; // rings req_bell from here, to come back to this client in another turn
     Fd resp_bell;       // to be rung for the client
     uint64_t req_data_bytes = 0;
     uint64_t resp_data_bytes = 0;

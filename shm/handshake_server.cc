@@ -79,7 +79,7 @@ bool map_and_seal(const Fd& fd, uint64_t data_bytes, int protection, int seals, 
 // A bell: the first end listens, the second rings.
 bool create_bell(Fd* listens, Fd* rings, std::string* error) {
     int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
+    if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
         *error = detail::errno_text("cannot create a bell for a client");
         return false;
     }
@@ -165,9 +165,8 @@ std::optional<ServerChannel> open_channel(int socket, const Hello& hello, const 
                                kSizeSeals | F_SEAL_FUTURE_WRITE, &channel.resp, error)) {
         return std::nullopt;
     }
-    Fd client_req_bell;
     Fd client_resp_bell;
-    if (!create_bell(&channel.req_bell, &client_req_bell, error) ||
+    if (!create_bell(&channel.req_bell, &channel.req_bell_ringer, error) ||
         !create_bell(&client_resp_bell, &channel.resp_bell, error)) {
         return std::nullopt;
     }
@@ -182,7 +181,7 @@ std::optional<ServerChannel> open_channel(int socket, const Hello& hello, const 
     welcome.max_in_flight = offer.max_in_flight;
     welcome.max_context = offer.max_context;
     std::copy(offer.boot_id.begin(), offer.boot_id.end(), welcome.boot_id);
-    const int fds[kWelcomeFds] = {req.get(), resp.get(), client_req_bell.get(),
+    const int fds[kWelcomeFds] = {req.get(), resp.get(), channel.req_bell_ringer.get(),
                                   client_resp_bell.get()};
     if (!detail::send(socket, &welcome, sizeof welcome, fds)) {
         *error = detail::errno_text("cannot send the welcome");

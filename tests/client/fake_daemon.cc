@@ -24,7 +24,8 @@ bool Session::sleep() {
         return false;
     }
     if (fds[0].revents || fds[2].revents) return false;
-    return shm::drain_bell(channel_.req_bell.get());
+    shm::drain_bell(channel_.req_bell.get());
+    return true;
 }
 
 std::optional<std::pair<uint64_t, shm::Request>> Session::next() {

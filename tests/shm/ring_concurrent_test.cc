@@ -22,8 +22,7 @@ struct Bell {
     Fd rings;
     Bell() {
         int ends[2];
-        EXPECT_EQ(
-            ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+        EXPECT_EQ(::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
         listens.reset(ends[0]);
         rings.reset(ends[1]);
     }
@@ -33,7 +32,8 @@ struct Bell {
 bool sleep_on(const Bell& bell) {
     pollfd wait{bell.listens.get(), POLLIN, 0};
     if (::poll(&wait, 1, kWatchdogMs) != 1) return false;
-    return drain_bell(bell.listens.get());
+    drain_bell(bell.listens.get());
+    return true;
 }
 
 struct Counts {

@@ -3,7 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <semaphore>
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -60,11 +61,20 @@ inline FakeDaemon::Script recording(shm::Generate* last, std::vector<shm::Reply>
 // Opened once by one thread, awaited by another. The limit only ends tests that failed already.
 class Gate {
 public:
-    void open() { semaphore_.release(); }
-    bool wait() { return semaphore_.try_acquire_for(std::chrono::seconds(30)); }
+    void open() {
+        const std::lock_guard lock(mutex_);
+        open_ = true;
+        opened_.notify_all();
+    }
+    bool wait() {
+        std::unique_lock lock(mutex_);
+        return opened_.wait_for(lock, std::chrono::seconds(30), [this] { return open_; });
+    }
 
 private:
-    std::binary_semaphore semaphore_{0};
+    std::mutex mutex_;
+    std::condition_variable opened_;
+    bool open_ = false;
 };
 
 }  // namespace xp::test
