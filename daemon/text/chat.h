@@ -3,7 +3,15 @@
 // SpecialTokens::kNone, so that user text can never become a control token.
 //
 // DeepSeek-V4: BOS [effort prefix] system, then per turn <｜User｜>text, <｜Assistant｜> with
-// <think>reasoning</think>text or </think>text, EOS. Tools come later and are refused for now.
+// <think>reasoning</think>text or </think>text, EOS; the prompt ends with <｜Assistant｜><think>
+// (thinking) or <｜Assistant｜></think>. All system messages, wherever they stand, are joined with a
+// blank line and come first; consecutive user and developer messages are one turn, joined the same
+// way. Text between two structure tokens is encoded in one go.
+//
+// A conversation needs a user or developer message, and its last message other than system ones
+// must be one: there must be something to answer, and continuing an assistant's message is not
+// supported. Only assistant messages have reasoning. All else is kInvalidArgument and names the
+// message by its index. Messages of tools are kUnsupported.
 #pragma once
 
 #include <string>
@@ -23,6 +31,10 @@ struct ChatMessage {
     std::string reasoning;  // assistant only
 };
 
+// How long the model is told to think; without thinking it has no effect. kLow adds nothing. kHigh
+// and kMax put a fixed text of the model's authors in front, which is read from the model file's
+// chat template: files with both texts have one for each; files with one text only (the preview
+// models) use it for kMax, and kHigh adds nothing there; with none both are kUnsupported.
 enum class ReasoningEffort : uint8_t { kLow, kHigh, kMax };
 
 struct ChatOptions {
@@ -56,9 +68,13 @@ public:
     TokenId end_of_reasoning() const { return think_end_; }
 
 private:
+    void read_effort_prefixes(const GgufMetadata& metadata);
+    Result<std::string> effort_prefix(const ChatOptions& options) const;
+
     const Tokenizer* tokenizer_ = nullptr;
     TokenId bos_ = 0, eos_ = 0, user_ = 0, assistant_ = 0, think_begin_ = 0, think_end_ = 0;
-    std::string high_prefix_, max_prefix_;  // empty: the file does not have it
+    std::string high_prefix_, max_prefix_;
+    bool has_effort_prefixes_ = false;  // the file has at least one
 };
 
 }  // namespace xp
