@@ -1,0 +1,16 @@
+// Ctrl-C as something to poll: the first SIGINT is noted and wakes poll(), a second one ends the
+// process at once with status 130. Process-wide; installed once, by the command that needs it.
+#pragma once
+
+namespace xp::ctl {
+
+// False when the operating system refuses. A SIGINT that was ignored when the program started (a
+// background job of a script) stays ignored.
+bool install_interrupt();
+
+bool interrupted();
+
+// Readable for good once interrupted() is true; -1 before install_interrupt().
+int interrupt_fd();
+
+}  // namespace xp::ctl

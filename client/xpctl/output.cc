@@ -1,0 +1,116 @@
+#include "client/xpctl/output.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "client/xpctl/exit_codes.h"
+#include "client/xpctl/interrupt.h"
+
+namespace xp::ctl {
+namespace {
+
+bool is_control(unsigned char c) { return c < 0x20 || c == 0x7f; }
+
+// U+0080 to U+009F are C2 80 to C2 9F in UTF-8; terminals take them for commands as well.
+bool is_c1(std::string_view text, size_t i) {
+    return static_cast<unsigned char>(text[i]) == 0xc2 && i + 1 < text.size() &&
+           static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
+           static_cast<unsigned char>(text[i + 1]) <= 0x9f;
+}
+
+}  // namespace
+
+Terminal terminal_of(int fd) {
+    Terminal terminal;
+    terminal.is_terminal = ::isatty(fd) == 1;
+    const char* term = std::getenv("TERM");
+    terminal.cursor = terminal.is_terminal && term && *term && std::strcmp(term, "dumb") != 0;
+    const char* no_color = std::getenv("NO_COLOR");
+    terminal.colour = terminal.cursor && !(no_color && *no_color);
+    return terminal;
+}
+
+WriteStatus write_all(int fd, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t written = ::write(fd, text.data(), text.size());
+        if (written >= 0) {
+            text.remove_prefix(static_cast<size_t>(written));
+            continue;
+        }
+        if (errno == EINTR) {
+            if (interrupted()) return WriteStatus::kInterrupted;
+        } else if (errno == EAGAIN) {
+            // Whoever started us shares a non-blocking descriptor.
+            pollfd ready = {fd, POLLOUT, 0};
+            ::poll(&ready, 1, -1);
+            if (interrupted()) return WriteStatus::kInterrupted;
+        } else {
+            return errno == EPIPE ? WriteStatus::kBroken : WriteStatus::kFailed;
+        }
+    }
+    return WriteStatus::kOk;
+}
+
+int print_result(std::string_view text) {
+    switch (write_all(STDOUT_FILENO, text)) {
+        case WriteStatus::kOk: return kExitOk;
+        case WriteStatus::kInterrupted: return kExitInterrupted;
+        case WriteStatus::kBroken: return kExitFailed;
+        case WriteStatus::kFailed: break;
+    }
+    message(fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+    return kExitFailed;
+}
+
+void message(std::string_view text) {
+    // There is nobody to tell when stderr does not take it.
+    (void)write_all(STDERR_FILENO, "xpctl: " + one_line(text) + "\n");
+}
+
+std::string terminal_text(std::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    for (size_t i = 0; i < text.size(); ++i) {
+        if (is_c1(text, i)) {
+            ++i;
+        } else if (!is_control(static_cast<unsigned char>(text[i])) || text[i] == '\n' ||
+                   text[i] == '\t') {
+            out += text[i];
+        }
+    }
+    return out;
+}
+
+std::string one_line(std::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    for (size_t i = 0; i < text.size(); ++i) {
+        if (is_c1(text, i)) {
+            out += '?';
+            ++i;
+        } else {
+            out += is_control(static_cast<unsigned char>(text[i])) ? '?' : text[i];
+        }
+    }
+    return out;
+}
+
+void StatusLine::show(std::string_view text) {
+    if (!enabled_) return;
+    (void)write_all(STDERR_FILENO, "\r\033[K" + one_line(text));
+    shown_ = true;
+}
+
+void StatusLine::clear() {
+    if (!shown_) return;
+    (void)write_all(STDERR_FILENO, "\r\033[K");
+    shown_ = false;
+}
+
+}  // namespace xp::ctl

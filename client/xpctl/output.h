@@ -1,0 +1,58 @@
+// How xpctl writes: results to stdout, everything else to stderr, nothing through stdio buffers.
+//
+// Text from the daemon or a model may hold anything, also escape sequences that would reprogram the
+// user's terminal: what goes to a terminal passes through terminal_text() or one_line(). Files and
+// pipes get the bytes as they are.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace xp::ctl {
+
+// What can be done with a descriptor. Colour also needs NO_COLOR to be unset or empty.
+struct Terminal {
+    bool is_terminal = false;
+    bool cursor = false;   // understands escape sequences: TERM is neither unset nor "dumb"
+    bool colour = false;
+};
+Terminal terminal_of(int fd);
+
+enum class WriteStatus {
+    kOk,
+    kBroken,       // the reader is gone (EPIPE); SIGPIPE must be ignored
+    kInterrupted,  // Ctrl-C came while the reader was slow
+    kFailed,       // errno says why
+};
+// All of it, waiting as long as the reader takes.
+WriteStatus write_all(int fd, std::string_view text);
+
+// Prints a result and returns the exit status: a message is printed when it cannot be written,
+// except when the reader has gone, who knows that best.
+int print_result(std::string_view text);
+
+// "xpctl: TEXT" on stderr, control characters replaced.
+void message(std::string_view text);
+
+// Without control characters (C0 but newline and tab, DEL, C1). `text` is UTF-8 and complete
+// characters; other bytes pass.
+std::string terminal_text(std::string_view text);
+// The same for a field of a line: control characters, newline and tab too, become '?'.
+std::string one_line(std::string_view text);
+
+// One line on stderr that is replaced in place, for progress. Does nothing unless the terminal can.
+class StatusLine {
+public:
+    StatusLine() = default;
+    explicit StatusLine(const Terminal& terminal)
+        : enabled_(terminal.is_terminal && terminal.cursor) {}
+
+    void show(std::string_view text);
+    void clear();
+
+private:
+    bool enabled_ = false;
+    bool shown_ = false;
+};
+
+}  // namespace xp::ctl
