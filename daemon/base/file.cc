@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -96,16 +97,24 @@ Result<void> write_exact(int fd, uint64_t offset, std::span<const std::byte> byt
     return {};
 }
 
+// To the end rather than to the stated size, which is 0 for files of /proc.
 Result<std::string> read_text_file(const Path& path, uint64_t limit_bytes) {
     XP_TRY(UniqueFd fd, open_file(path, O_RDONLY));
-    XP_TRY(const uint64_t size, file_size(fd.get(), path));
-    if (size > limit_bytes) {
-        return make_error(ErrorCode::kLimit, "{} has {} bytes; at most {} are read here",
-                          path.native(), size, limit_bytes);
+    std::string text;
+    for (;;) {
+        constexpr size_t kPiece = 65536;
+        const size_t done = text.size();
+        text.resize(done + kPiece);
+        const ssize_t n = ::read(fd.get(), text.data() + done, kPiece);
+        text.resize(done + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno_error(errno, fmt::format("cannot read {}", path.native()));
+        if (text.size() > limit_bytes) {
+            return make_error(ErrorCode::kLimit, "{} has more than the {} bytes that are read here",
+                              path.native(), limit_bytes);
+        }
+        if (n == 0) return text;
     }
-    std::string text(size, '\0');
-    XP_CHECK(read_exact(fd.get(), 0, std::as_writable_bytes(std::span(text)), path));
-    return text;
 }
 
 Result<void> sync_file(int fd, const Path& path) {

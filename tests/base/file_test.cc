@@ -43,6 +43,13 @@ TEST_F(FileTest, MissingFileIsNotFoundAndTooLargeIsLimit) {
     EXPECT_EQ(read_text_file(directory_ / "big", 10).error().code, ErrorCode::kLimit);
 }
 
+// Their stated size is 0.
+TEST_F(FileTest, FilesOfProcAreReadToTheirEnd) {
+    const auto text = read_text_file("/proc/meminfo", 1 << 20);
+    ASSERT_TRUE(text) << text.error().message;
+    EXPECT_NE(text->find("MemAvailable:"), std::string::npos);
+}
+
 TEST_F(FileTest, FullDeviceIsNoSpace) {
     auto fd = open_file("/dev/full", O_WRONLY);
     ASSERT_TRUE(fd);
