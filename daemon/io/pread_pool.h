@@ -1,5 +1,5 @@
-// Reading with pread(2) from a pool of threads, one piece each: the twin of io_uring for kernels and
-// sandboxes that refuse it. As many threads as pieces are to be in flight.
+// Reading with pread(2) from a pool of threads, one piece each: the twin of io_uring for kernels
+// and sandboxes that refuse it. As many threads as pieces are to be in flight.
 #pragma once
 
 #include <memory>

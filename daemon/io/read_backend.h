@@ -67,8 +67,8 @@ struct IoStats {
 class ReadBackend {
 public:
     virtual ~ReadBackend() = default;
-    // Starts all of them; never blocks on the drive. Refusals (misaligned ...) arrive as completions
-    // with an error as well.
+    // Starts all of them; never blocks on the drive. Refusals (misaligned ...) arrive as
+    // completions with an error as well.
     virtual void submit(std::span<const ReadRequest> requests) = 0;
     virtual uint64_t alignment() const = 0;
     virtual IoStats stats() const = 0;

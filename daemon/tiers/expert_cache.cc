@@ -237,11 +237,11 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
         if (hand_out(state) || state.waiting.empty()) break;
         if (table.reading() == 0) {
             // Nothing is on its way and no slot could be had: all are handed out to others.
+            const Layer& layer = layers[state.ordinal];
             state.error = make_error(
                 ErrorCode::kBusy,
                 "no expert slot for layer {}: all {} are in use by {} other acquisitions",
-                layers[state.ordinal].pack->layer, table.use(layers[state.ordinal].slot_class).slots,
-                live.size() - 1);
+                layer.pack->layer, table.use(layer.slot_class).slots, live.size() - 1);
             break;
         }
         wait_for_arrivals();
@@ -438,8 +438,8 @@ Result<void> ExpertCache::Impl::check(const Layer& layer, ExpertNumber number, S
     if (got == want) return {};
     ++stats.verify_failures;
     return make_error(ErrorCode::kCorrupt,
-                      "{} has checksum {:016x}, but the pack's index says {:016x}: the bytes on the "
-                      "drive are damaged, or were read wrongly; xp-pack verify --deep tells",
+                      "{} has checksum {:016x}, but the pack's index says {:016x}: the bytes on "
+                      "the drive are damaged, or were read wrongly; xp-pack verify --deep tells",
                       pack.describe(*layer.pack, expert), got, want);
 }
 

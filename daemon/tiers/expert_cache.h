@@ -15,8 +15,8 @@
 //     several passes cannot block each other for ever.
 //   * A slot in flight is not reused before its completion arrived, whatever happened to its
 //     acquisition meanwhile.
-//   * Keys of one acquire are counted once: as a hit when the expert was published at that moment, as
-//     a miss otherwise, also when its read was under way already.
+//   * Keys of one acquire are counted once: as a hit when the expert was published at that moment,
+//     as a miss otherwise, also when its read was under way already.
 //   * The pack is never written.
 //
 // Threads: acquire/next/release of one cache from one thread at a time; stats() from any.

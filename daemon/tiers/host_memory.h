@@ -7,8 +7,8 @@
 namespace xp {
 
 // MemAvailable of /proc/meminfo less a reserve for everything else; UINT64_MAX when that cannot be
-// read. Memory that other caches reserved but have not filled yet counts as available, and limits of
-// a control group are not seen: dividing memory between models is the configuration's business.
+// read. Memory that other caches reserved but have not filled yet counts as available, and limits
+// of a control group are not seen: dividing memory between models is up to the configuration.
 uint64_t usable_host_memory();
 
 // The same from the text of /proc/meminfo.

@@ -117,8 +117,8 @@ std::string working_set_warning(const SlotPlan& plan, uint32_t top_k) {
         const uint64_t needed = uint64_t{top_k} * slot_class.n_layers;
         if (slot_class.slots >= needed) continue;
         return fmt::format("the expert cache has {} slots of {}, fewer than the {} experts of that "
-                           "size one token uses: most of them will be read from the drive for every "
-                           "token; {} slots take {} bytes ({})",
+                           "size one token uses: most of them will be read from the drive for "
+                           "every token; {} slots take {} bytes ({})",
                            slot_class.slots, format_size(slot_class.stride), needed, needed,
                            needed * slot_class.stride, format_size(needed * slot_class.stride));
     }

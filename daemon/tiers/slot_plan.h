@@ -1,6 +1,6 @@
-// How many expert slots a budget of bytes gives. Slots come in classes, one per object size (stride):
-// layers of one model may be quantised differently, and a slot that fits any object would waste the
-// difference.
+// How many expert slots a budget of bytes gives. Slots come in classes, one per object size
+// (stride): layers of one model may be quantised differently, and a slot that fits any object would
+// waste the difference.
 //
 // The rule: every class gets its hard floor first. What is left is split over the classes in
 // proportion to the bytes they still lack, in whole slots; a remainder that is too small for that
@@ -34,8 +34,8 @@ struct SlotPlan {
     uint64_t floor_bytes() const;
 };
 
-// `bytes` 0, or more than all experts need: a slot for every expert. Below the floor: kNoMemory with
-// the numbers.
+// `bytes` 0, or more than all experts need: a slot for every expert. Below the floor: kNoMemory
+// with the numbers.
 Result<SlotPlan> plan_slots(const Manifest& manifest, uint64_t bytes, uint32_t top_k,
                             uint32_t in_flight_slots);
 

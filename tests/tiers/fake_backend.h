@@ -1,7 +1,7 @@
 // A read backend under the test's control: completes requests in a seeded random order on a thread
 // of its own, fails or damages those it is told to, and can hold everything back. A buffer is
-// scribbled over as soon as its read is submitted, and gets its bytes just before its completion, so
-// whoever uses one in flight sees nonsense.
+// scribbled over as soon as its read is submitted, and gets its bytes just before its completion,
+// so whoever uses one in flight sees nonsense.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -61,7 +61,7 @@ protected:
             return true;
         }
         for (const ReadyExpert& ready : *group) {
-            EXPECT_EQ(live.expected.erase(ready.expert), 1u) << "handed out twice, or not asked for";
+            EXPECT_EQ(live.expected.erase(ready.expert), 1u) << "twice, or not asked for";
             live.held.push_back(ready);
         }
         check_held(live);
@@ -93,7 +93,7 @@ protected:
         const auto cache =
             make(pack_, backend, slots, {.policy = policy, .verify = VerifyMode::kRead});
         if (faults) {
-            // Decided from the request alone, so that runs do not depend on timing.
+            // One read in 20 goes wrong, either way; which, the seed and the count of reads say.
             backend.set_fault([n = GetParam()](const ReadRequest&) mutable {
                 n = n * 6364136223846793005u + 1442695040888963407u;
                 const uint64_t dice = (n >> 33) % 40;

@@ -36,7 +36,8 @@ TEST(SlotPlanTest, NothingAskedOrMoreThanEverythingGivesEveryExpertASlot) {
 }
 
 TEST(SlotPlanTest, BytesAreRoundedDownToWholeSlots) {
-    const auto plan = plan_slots(manifest({{16, 8192}, {16, 8192}}), 10 * 8192 + 8191, 4, kInFlight);
+    const Manifest m = manifest({{16, 8192}, {16, 8192}});
+    const auto plan = plan_slots(m, 10 * 8192 + 8191, 4, kInFlight);
     ASSERT_TRUE(plan);
     EXPECT_EQ(plan->slots(), 10u);
     EXPECT_EQ(plan->floor_slots(), 6u);
