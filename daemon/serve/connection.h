@@ -48,7 +48,7 @@ public:
     // Whether the client has rung and nobody has looked since.
     bool bell_pending() const;
     // Makes the bell readable for the server itself, to go on with this client in another turn.
-    void ring_self() const { shm::ring_bell(bell()); }
+    void ring_self() const { shm::ring_bell(channel_.req_bell_ringer.get()); }
 
     // Takes over a reply: writes it, or keeps it until there is room. kOk, kTooLarge or kViolation.
     // What reached the ring is appended to `settled`.

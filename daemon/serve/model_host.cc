@@ -1,11 +1,8 @@
 #include "daemon/serve/model_host.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <charconv>
 
-#include "daemon/base/size.h"
+#include "daemon/tiers/host_memory.h"
 
 namespace xp {
 namespace {
@@ -97,15 +94,18 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
     XP_TRY(cache_options.top_k, experts_per_token(metadata));
     const auto requested = source.cache_bytes ? source.cache_bytes : options.cache_bytes;
     const uint64_t total = bytes_of_all_experts(pack->manifest());
-    XP_TRY(const uint64_t available, available_memory_bytes());
-    cache_options.bytes = plan_cache_bytes(requested, total, available, options.models.size());
-    if (requested && cache_options.bytes != 0 && cache_options.bytes < std::min(*requested, total)) {
-        warnings_.push_back(fmt::format(
-            "model {}: {} of expert slots asked for, {} used: {} of memory are available and {} "
-            "of it stay free", source.name, format_size(*requested),
-            format_size(cache_options.bytes), format_size(available), format_size(kMemoryReserve)));
+    cache_options.bytes =
+        plan_cache_bytes(requested, total, usable_host_memory(), options.models.size());
+    auto cache = ExpertCache::create(*pack, *reads_, cache_options);
+    if (!cache) {
+        // Memory that was asked for and is there, but too little: the configuration is at fault.
+        Error error = std::move(cache).error();
+        if (error.code == ErrorCode::kNoMemory && requested == cache_options.bytes) {
+            error.code = ErrorCode::kInvalidArgument;
+        }
+        return std::move(error).with_context("key cache of [[model]], or experts of [cache]");
     }
-    XP_TRY(served->cache, ExpertCache::create(*pack, *reads_, cache_options));
+    served->cache = *std::move(cache);
     if (const std::string warning = served->cache->warning(); !warning.empty()) {
         warnings_.push_back(fmt::format("model {}: {}", source.name, warning));
     }
@@ -115,30 +115,13 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
 }
 
 uint64_t plan_cache_bytes(std::optional<uint64_t> requested, uint64_t total_bytes,
-                          uint64_t available, size_t n_models) {
-    const uint64_t usable = available > kMemoryReserve ? available - kMemoryReserve : 0;
-    const uint64_t wanted = requested ? *requested : available / 2 / std::max<size_t>(n_models, 1);
-    const uint64_t bytes = std::min(wanted, usable);
-    if (bytes >= total_bytes) {
+                          uint64_t usable, size_t n_models) {
+    const uint64_t wanted = requested ? *requested : usable / 2 / std::max<size_t>(n_models, 1);
+    if (wanted >= total_bytes) {
         return 0;
     }
     // 0 would mean all experts; one byte is below every hard floor and refused there with numbers.
-    return std::max<uint64_t>(bytes, 1);
-}
-
-Result<uint64_t> available_memory_bytes() {
-    XP_TRY(const std::string text, read_text_file("/proc/meminfo", uint64_t{1} << 20));
-    constexpr std::string_view kKey = "MemAvailable:";
-    const size_t at = text.find(kKey);
-    if (at != std::string::npos) {
-        const size_t first = text.find_first_not_of(' ', at + kKey.size());
-        uint64_t kib = 0;
-        if (first != std::string::npos &&
-            std::from_chars(text.data() + first, text.data() + text.size(), kib).ec == std::errc()) {
-            return kib << 10;
-        }
-    }
-    return make_error(ErrorCode::kIo, "/proc/meminfo has no readable MemAvailable line");
+    return std::max<uint64_t>(wanted, 1);
 }
 
 }  // namespace xp

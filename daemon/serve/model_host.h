@@ -44,7 +44,7 @@ enum class EngineBackend : uint8_t { kAuto, kCpu, kCuda };
 
 struct HostOptions {
     std::vector<ModelSource> models;      // the first is the default
-    // Slots of each model; unset: an even share of half the memory available at start.
+    // Slots of each model; unset: an even share of half the memory usable at start.
     std::optional<uint64_t> cache_bytes;
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
@@ -102,17 +102,10 @@ private:
     std::vector<std::unique_ptr<ServedModel>> models_;
 };
 
-// How many bytes of slots a model gets. `requested` unset: an even share for `n_models` of half of
-// `available`. Never more than `total_bytes` (all its experts), nor than `available` less
-// kMemoryReserve. 0 means all experts.
+// How many bytes of slots to ask for: what was requested, or an even share for `n_models` of half of
+// the `usable` memory. 0, which is all experts, when that is `total_bytes` or more. That slots never
+// take more than the memory there is, is the expert cache's own rule.
 uint64_t plan_cache_bytes(std::optional<uint64_t> requested, uint64_t total_bytes,
-                          uint64_t available, size_t n_models);
-
-// Left to the rest of the machine when slots are sized: weights, sequence state and page cache of
-// other programs come out of it.
-inline constexpr uint64_t kMemoryReserve = uint64_t{256} << 20;
-
-// MemAvailable of /proc/meminfo.
-Result<uint64_t> available_memory_bytes();
+                          uint64_t usable, size_t n_models);
 
 }  // namespace xp

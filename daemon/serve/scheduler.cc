@@ -159,8 +159,7 @@ bool Scheduler::made_progress() {
     const std::lock_guard lock(mutex_);
     const uint64_t steps = steps_.load(std::memory_order_relaxed);
     const bool moved = std::exchange(steps_seen_, steps) != steps;
-    return moved || std::all_of(jobs_.begin(), jobs_.end(),
-                                [&](const Job& job) { return job.started && lags(job); });
+    return moved || pick() == jobs_.end();
 }
 
 bool Scheduler::run_once() {
