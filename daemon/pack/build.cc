@@ -123,7 +123,10 @@ Result<void> run_build(const GgufFile& source, const BuildPlan& plan, Destinatio
     BuildStream stream(source, plan, destination.stripe_fds(), destination.stripe_paths(), options,
                        journal, state);
     XP_CHECK(stream.start());
-    XP_CHECK(copy_everything(plan, destination, stream));
+    if (auto copied = copy_everything(plan, destination, stream); !copied) {
+        (void)stream.save_progress();  // the first error is the one to tell
+        return copied;
+    }
     XP_TRY(const std::vector<SourceStamp> after, stamp_source(source));
     if (before != after) {
         return make_error(ErrorCode::kCorrupt,

@@ -49,8 +49,8 @@ Result<LayerTensors> find_experts(const GgufFile& source) {
     }
     if (layers.empty()) {
         return make_error(ErrorCode::kInvalidArgument,
-                          "{} has no routed experts (tensors blk.N.ffn_gate_exps.weight and so on): "
-                          "only mixture-of-experts models can be packed",
+                          "{} has no routed experts (tensors blk.N.ffn_gate_exps.weight and so "
+                          "on): only mixture-of-experts models can be packed",
                           source.files()[0].path.native());
     }
     return layers;
@@ -76,7 +76,7 @@ Result<PackLayer> describe_layer(uint32_t number,
         }
         const uint64_t n_experts = tensor->ne[2];
         if (n_experts > kMaxExperts) {
-            return make_error(ErrorCode::kLimit, "tensor {} has {} experts; at most {} are possible",
+            return make_error(ErrorCode::kLimit, "tensor {} has {} experts; at most {} can be",
                               name, n_experts, kMaxExperts);
         }
         if (r > 0 && n_experts != layer.n_experts) {

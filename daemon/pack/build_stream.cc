@@ -69,7 +69,9 @@ Result<void> BuildStream::run_through(size_t step, const TensorToWrite::Sink& si
         if (next.step != finished && finished >= resumed_step_) {
             state_.next_step = finished + 1;
             if (plan_.steps[finished].kind == BuildStep::Kind::kExperts) {
-                XP_CHECK(finish_expert_tensor());
+                journal_.record(plan_, state_);
+                unsaved_bytes_ += plan_.steps[finished].bytes;
+                if (unsaved_bytes_ >= options_.sync_bytes) XP_CHECK(save_progress());
             }
         }
         report();
@@ -171,14 +173,17 @@ Result<void> BuildStream::store_expert() {
     return {};
 }
 
-Result<void> BuildStream::finish_expert_tensor() {
+Result<void> BuildStream::save_progress() {
+    if (unsaved_bytes_ == 0) return {};
     write_behind_.drain();
     for (size_t s = 0; s < stripes_.size(); ++s) {
         if (::fdatasync(stripes_[s].get()) != 0) {
             return errno_error(errno, fmt::format("cannot sync {}", stripe_paths_[s].native()));
         }
     }
-    return journal_.append(plan_, state_);
+    XP_CHECK(journal_.flush());
+    unsaved_bytes_ = 0;
+    return {};
 }
 
 void BuildStream::drop_from_cache(const Chunk& chunk) const {

@@ -34,6 +34,8 @@ public:
     // Handles all that is left of the steps up to and including `step`. Resident tensors among them
     // go to `sink`.
     Result<void> run_through(size_t step, const TensorToWrite::Sink& sink);
+    // Makes the expert tensors stored so far durable and journals them.
+    Result<void> save_progress();
 
 private:
     struct Chunk {
@@ -49,7 +51,6 @@ private:
     void hash_file();
     void hash_slice();
     Result<void> store_expert();
-    Result<void> finish_expert_tensor();
     void drop_from_cache(const Chunk& chunk) const;
     void report();
 
@@ -63,6 +64,7 @@ private:
     const size_t resumed_step_;
     ThreadPool pool_;
     WriteBehind write_behind_;
+    uint64_t unsaved_bytes_ = 0;
     Chunk current_;
     PageBuffer current_buffer_;
     PageBuffer next_buffer_;

@@ -144,8 +144,8 @@ Result<void> Destination::refuse_strangers() const {
     }
     if (!empty) {
         return make_error(ErrorCode::kInvalidArgument,
-                          "{} is not empty and holds no unfinished pack; choose another destination",
-                          directory_.native());
+                          "{} is not empty and holds no unfinished pack; choose another "
+                          "destination", directory_.native());
     }
     return {};
 }

@@ -37,8 +37,9 @@ Result<void> lay_out_role(const PackLayer& layer, size_t index, RoleLayout& role
     }
     const TypeTraits& traits = traits_of(role.type);
     if (role.cols % traits.block_elements != 0) {
-        return make_error(ErrorCode::kInvalidArgument, "{}: {} columns are not whole {} blocks of {}",
-                          what, role.cols, traits.name, traits.block_elements);
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{}: {} columns are not whole {} blocks of {}", what, role.cols,
+                          traits.name, traits.block_elements);
     }
     if (!layout_supported(role.type, role.layout)) {
         return make_error(ErrorCode::kInvalidArgument, "{}: {} cannot be stored in layout \"{}\"",

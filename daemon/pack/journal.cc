@@ -26,7 +26,7 @@ std::string line_sum(std::string_view payload) {
     return fmt::format("{:016x}", xxh3_64(std::as_bytes(std::span(payload))));
 }
 
-// Takes the next whole line with a correct checksum off `text`; nothing at the end or at a torn one.
+// Takes the next whole line with a correct checksum off `text`; nothing at the end or a torn one.
 std::optional<std::string_view> take_line(std::string_view& text) {
     const size_t end = text.find('\n');
     if (end == std::string_view::npos || end < kSumDigits + 1 || text[kSumDigits] != ' ') {
@@ -134,9 +134,10 @@ Result<Journal> Journal::create(const Path& directory, const BuildPlan& plan) {
     const Path path = directory / kJournalName;
     XP_TRY(UniqueFd fd, open_file(path, O_RDWR | O_CREAT | O_TRUNC));
     Journal journal(path, std::move(fd));
-    XP_CHECK(journal.append_line(fmt::format("{} {} {} {} {}", kHeaderWord, kJournalVersion,
-                                             to_hex(plan.source_key), to_hex(plan.layout_key),
-                                             plan.manifest.sources[0].name)));
+    journal.add_line(fmt::format("{} {} {} {} {}", kHeaderWord, kJournalVersion,
+                                 to_hex(plan.source_key), to_hex(plan.layout_key),
+                                 plan.manifest.sources[0].name));
+    XP_CHECK(journal.flush());
     XP_CHECK(sync_directory(directory));
     return journal;
 }
@@ -166,15 +167,19 @@ Result<std::optional<Journal>> Journal::resume(const Path& directory, const Buil
     return std::optional<Journal>(std::move(journal));
 }
 
-Result<void> Journal::append(const BuildPlan& plan, const BuildState& state) {
-    return append_line(format_record(plan, state));
+void Journal::record(const BuildPlan& plan, const BuildState& state) {
+    add_line(format_record(plan, state));
 }
 
-Result<void> Journal::append_line(std::string_view payload) {
-    const std::string line = fmt::format("{} {}\n", line_sum(payload), payload);
-    XP_CHECK(write_exact(fd_.get(), end_, std::as_bytes(std::span(line)), path_));
+void Journal::add_line(std::string_view payload) {
+    pending_ += fmt::format("{} {}\n", line_sum(payload), payload);
+}
+
+Result<void> Journal::flush() {
+    XP_CHECK(write_exact(fd_.get(), end_, std::as_bytes(std::span(pending_)), path_));
     XP_CHECK(sync_file(fd_.get(), path_));
-    end_ += line.size();
+    end_ += pending_.size();
+    pending_.clear();
     return {};
 }
 

@@ -1,6 +1,7 @@
 // The journal of an unfinished build, DIRECTORY/build.journal: one line per finished expert tensor
 // (one role of one layer), appended and synced after the tensor's bytes are on the drive. A kill at
-// any moment loses at most the tensor in work: a torn last line fails its checksum and is cut off.
+// any moment loses what was written since the last sync and nothing else: a torn line fails its
+// checksum and is cut off.
 //
 // A line holds what cannot be had again without reading the source: the objects' sums and digests,
 // and the running SHA-256 of the source file up to the tensor's end.
@@ -9,6 +10,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/file.h"
@@ -42,16 +45,19 @@ public:
     static Result<std::optional<Journal>> resume(const Path& directory, const BuildPlan& plan,
                                                  BuildState& state);
 
-    // Records that the step before state.next_step, an expert tensor, is done and durable.
-    Result<void> append(const BuildPlan& plan, const BuildState& state);
+    // Keeps a record that the step before state.next_step, an expert tensor, is stored.
+    void record(const BuildPlan& plan, const BuildState& state);
+    // Appends what was recorded since. The tensors' bytes must be durable before.
+    Result<void> flush();
 
 private:
     Journal(Path path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
-    Result<void> append_line(std::string_view payload);
+    void add_line(std::string_view payload);
 
     Path path_;
     UniqueFd fd_;
     uint64_t end_ = 0;
+    std::string pending_;
 };
 
 }  // namespace xp

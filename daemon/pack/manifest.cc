@@ -189,7 +189,7 @@ Result<void> parse_stripes(const Fields& top, Manifest& manifest) {
         const bool plain = !stripe.path.empty() && stripe.path != "." && stripe.path != ".." &&
                            stripe.path.find('/') == std::string::npos;
         const bool absolute = path.is_absolute() && path.has_filename() &&
-                              path.lexically_normal() == path;
+                              path.lexically_normal().native() == stripe.path;
         if (!plain && !absolute) {
             return fields.fault("path", "\"{}\" is neither a plain file name nor a clean absolute "
                                 "path", stripe.path);

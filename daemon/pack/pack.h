@@ -7,7 +7,7 @@
 //   experts.NNN.xpk   stripe files, one per drive (also outside the directory): a 4096-byte header,
 //                     then objects. One object = one (layer, expert): its gate, up and down
 //                     matrices, contiguous, padded to 4096.
-//   objects.idx       per object XXH3-64 sums of the stored bytes and a SHA-256 of the source bytes.
+//   objects.idx       per object XXH3-64 sums of the stored bytes and SHA-256 of the source bytes.
 //
 // Expert e of a layer lies in stripe e mod n_stripes at
 //   base[stripe] + (e / n_stripes) * stride
@@ -118,7 +118,8 @@ class Pack {
 public:
     // Checks manifest, stripe headers and sizes, the index's digest and the resident GGUF's header.
     // Not the objects' bytes: see verify.h and `[io] verify`.
-    static Result<std::unique_ptr<Pack>> open(const Path& directory, const PackOpenOptions& options);
+    static Result<std::unique_ptr<Pack>> open(const Path& directory,
+                                              const PackOpenOptions& options);
 
     const Path& directory() const { return directory_; }
     const Manifest& manifest() const { return manifest_; }

@@ -77,7 +77,8 @@ Result<UniqueFd> open_stripe(const Path& directory, const Manifest& manifest, si
     if (bytes < expected) {
         return make_error(ErrorCode::kCorrupt,
                           "{} has {} bytes, not {}: it was cut, from {} on objects are lost",
-                          path.native(), bytes, expected, first_lost_object(manifest, stripe, bytes));
+                          path.native(), bytes, expected,
+                          first_lost_object(manifest, stripe, bytes));
     }
     if (bytes > expected) {
         return make_error(ErrorCode::kCorrupt, "{} has {} bytes, not {}: it is not this pack's",

@@ -16,9 +16,9 @@ namespace xp {
 
 struct VerifyOptions {
     bool deep = false;
-    std::optional<Path> against;  // a source GGUF
-    std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
-    std::function<bool()> cancelled;
+    std::optional<Path> against = std::nullopt;  // a source GGUF
+    std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress = nullptr;
+    std::function<bool()> cancelled = nullptr;
 };
 
 struct VerifyReport {

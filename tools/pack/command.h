@@ -11,7 +11,7 @@
 
 namespace xp {
 
-// Exit codes of xp-pack; 2, wrong usage, is the command line parser's. 130 as a shell would show it.
+// Exit codes of xp-pack; 2, wrong usage, is the command line parser's. 130 is what shells show.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;

@@ -27,8 +27,8 @@ bool alike(const PackLayer& a, const PackLayer& b) {
 
 // Neighbouring layers of the same kind share a line: real models have up to 92 of them.
 void print_layers(const Manifest& manifest) {
-    fmt::print("{:>9}  {:>7}  {:>10}  {:<26}{:<26}{}\n", "layers", "experts", "object", "gate", "up",
-               "down");
+    fmt::print("{:>9}  {:>7}  {:>10}  {:<26}{:<26}{}\n", "layers", "experts", "object", "gate",
+               "up", "down");
     const auto& layers = manifest.layers;
     for (size_t first = 0; first < layers.size();) {
         size_t last = first;

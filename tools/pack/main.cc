@@ -53,7 +53,7 @@ void add_verify(CLI::App& app, VerifyCommand& command, std::string& against) {
 }
 
 int run(int argc, char** argv) {
-    CLI::App app("Expert packs: build them from GGUF files, look into them, check them.", "xp-pack");
+    CLI::App app("Builds expert packs from GGUF files, shows and checks them.", "xp-pack");
     app.set_version_flag("--version", "xp-pack " XP_VERSION);
     app.require_subcommand(1);
     BuildCommand build;

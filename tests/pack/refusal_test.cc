@@ -1,0 +1,199 @@
+// What a build refuses, and that it leaves alone what it refuses.
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include "tests/pack/pack_fixture.h"
+
+namespace xp::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string refusal(const Path& source, const Path& destination, ErrorCode code,
+                    const BuildOptions& options = {}) {
+    const auto built = build_pack(source, destination, options);
+    EXPECT_FALSE(built) << "was not refused";
+    if (built) return "";
+    EXPECT_STREQ(error_code_name(built.error().code), error_code_name(code))
+        << built.error().message;
+    return built.error().message;
+}
+
+std::vector<TensorToWrite> without(std::vector<TensorToWrite> tensors, const std::string& name) {
+    std::erase_if(tensors, [&](const TensorToWrite& tensor) { return tensor.name == name; });
+    return tensors;
+}
+
+TEST(BuildRefuses, AModelWithoutExperts) {
+    const Scratch scratch;
+    const Path source = write_model(scratch / "dense.gguf",
+                                    {tensor("output.weight", GgmlType::kF32, {4, 4}, 1)});
+    EXPECT_THAT(refusal(source, scratch / "m.xpack", ErrorCode::kInvalidArgument),
+                HasSubstr("no routed experts"));
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+}
+
+TEST(BuildRefuses, ALayerWithAMissingRole) {
+    const Scratch scratch;
+    const Path source = write_model(scratch / "m.gguf",
+                                    without(mixed_tensors(), "blk.2.ffn_up_exps.weight"));
+    EXPECT_THAT(refusal(source, scratch / "m.xpack", ErrorCode::kCorrupt),
+                AllOf(HasSubstr("layer 2"), HasSubstr("blk.2.ffn_up_exps.weight is missing")));
+}
+
+TEST(BuildRefuses, RolesThatDoNotFitTogether) {
+    const Scratch scratch;
+    auto tensors = without(mixed_tensors(), "blk.2.ffn_up_exps.weight");
+    tensors.push_back(tensor("blk.2.ffn_up_exps.weight", GgmlType::kQ8_0, {64, 96, 4}, 1));
+    EXPECT_THAT(refusal(write_model(scratch / "a.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kCorrupt),
+                HasSubstr("blk.2.ffn_up_exps.weight has 4 experts"));
+    tensors.back() = tensor("blk.2.ffn_up_exps.weight", GgmlType::kQ8_0, {64, 95, 3}, 1);
+    EXPECT_THAT(refusal(write_model(scratch / "b.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kCorrupt),
+                HasSubstr("do not fit together"));
+    tensors.back() = tensor("blk.2.ffn_up_exps.weight", GgmlType::kQ8_0, {64, 96}, 1);
+    EXPECT_THAT(refusal(write_model(scratch / "c.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kCorrupt),
+                HasSubstr("[columns, rows, experts] was expected"));
+}
+
+TEST(BuildRefuses, FusedExpertTensorsInsteadOfLeavingThemResident) {
+    const Scratch scratch;
+    auto tensors = mixed_tensors();
+    tensors.push_back(tensor("blk.3.ffn_gate_up_exps.weight", GgmlType::kF32, {4, 4, 2}, 1));
+    EXPECT_THAT(refusal(write_model(scratch / "m.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kUnsupported),
+                HasSubstr("blk.3.ffn_gate_up_exps.weight"));
+}
+
+TEST(BuildRefuses, ACompletePack) {
+    const Scratch scratch;
+    build_or_fail(kTinyModel, scratch / "m.xpack");
+    const auto before = contents_of(scratch / "m.xpack");
+    EXPECT_THAT(refusal(kTinyModel, scratch / "m.xpack", ErrorCode::kInvalidArgument),
+                HasSubstr("already holds a complete pack"));
+    EXPECT_TRUE(contents_of(scratch / "m.xpack") == before);
+}
+
+TEST(BuildRefuses, DestinationsThatAreNotItsOwn) {
+    const Scratch scratch;
+    write_bytes(scratch / "file", "x");
+    EXPECT_THAT(refusal(kTinyModel, scratch / "file", ErrorCode::kInvalidArgument),
+                HasSubstr("is a file"));
+    write_bytes(scratch.make_directory("full") / "notes.txt", "mine");
+    EXPECT_THAT(refusal(kTinyModel, scratch / "full", ErrorCode::kInvalidArgument),
+                HasSubstr("is not empty"));
+    EXPECT_EQ(read_bytes(scratch / "full/notes.txt"), "mine");
+    EXPECT_THAT(refusal(kTinyModel, scratch / "none/m.xpack", ErrorCode::kNotFound),
+                HasSubstr("cannot create"));
+    EXPECT_THAT(refusal(scratch / "none.gguf", scratch / "m.xpack", ErrorCode::kNotFound),
+                HasSubstr("none.gguf"));
+    EXPECT_THAT(refusal(kTinyModel, scratch / "m.xpack", ErrorCode::kInvalidArgument,
+                        {.stripe_directories = {scratch / "none"}}),
+                HasSubstr("is not a directory"));
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+}
+
+TEST(BuildRefuses, ToOverwriteAStripeOfAnotherPack) {
+    const Scratch scratch;
+    const Path drive = scratch.make_directory("drive");
+    write_bytes(drive / "m.xpack.experts.001.xpk", "another pack's");
+    EXPECT_THAT(refusal(kTinyModel, scratch / "m.xpack", ErrorCode::kInvalidArgument,
+                        {.stripe_directories = {drive}}),
+                HasSubstr("m.xpack.experts.001.xpk exists"));
+    EXPECT_EQ(read_bytes(drive / "m.xpack.experts.001.xpk"), "another pack's");
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+}
+
+TEST(BuildRefuses, ASecondBuilder) {
+    const Scratch scratch;
+    const Path destination = scratch.make_directory("m.xpack");
+    const auto other = open_file(destination, O_RDONLY | O_DIRECTORY);
+    ASSERT_TRUE(other);
+    ASSERT_EQ(::flock(other->get(), LOCK_EX | LOCK_NB), 0);
+    EXPECT_THAT(refusal(kTinyModel, destination, ErrorCode::kBusy),
+                HasSubstr("another builder is at work on"));
+}
+
+TEST(BuildRefuses, TooLittleSpaceBeforeTheFirstByteWithNumbers) {
+    const Scratch scratch;
+    EXPECT_THAT(refusal(kTinyModel, scratch / "m.xpack", ErrorCode::kNoSpace,
+                        {.reserve_bytes = uint64_t{512} << 40}),
+                AllOf(HasSubstr("not enough space"), HasSubstr("are needed"),
+                      HasSubstr("512 TiB"), HasSubstr("are free")));
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+}
+
+// A file system of a few MiB, so that it can be filled.
+class SmallFileSystem : public testing::Test {
+protected:
+    void SetUp() override {
+        const Path path = scratch_.make_directory("small");
+        if (::geteuid() != 0 || ::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=16m") != 0) {
+            GTEST_SKIP() << "needs the right to mount a tmpfs";
+        }
+        mounted_ = true;
+    }
+    void TearDown() override {
+        if (mounted_) ::umount2((scratch_ / "small").c_str(), MNT_DETACH);
+    }
+    Scratch scratch_;
+    bool mounted_ = false;
+};
+
+TEST_F(SmallFileSystem, EndsABuildThatDoesNotFitAtOnce) {
+    EXPECT_THAT(refusal(kDemoModel, scratch_ / "small/m.xpack", ErrorCode::kNoSpace,
+                        {.reserve_bytes = 0}),
+                HasSubstr("not enough space"));
+    EXPECT_TRUE(std::filesystem::is_empty(scratch_ / "small"));
+}
+
+TEST_F(SmallFileSystem, FilledByOthersDuringABuildLeavesItResumable) {
+    const Path destination = scratch_ / "small/m.xpack";
+    const Path hog = scratch_ / "small/hog";
+    BuildOptions options;
+    options.reserve_bytes = 0;
+    options.progress = [&](const BuildProgress& progress) {
+        if (progress.done_bytes == 0 || std::filesystem::exists(hog)) return;
+        std::ofstream file(hog, std::ios::binary);
+        const std::string block(1 << 16, 'x');
+        while (file << block << std::flush) {}
+    };
+    EXPECT_THAT(refusal(kTinyModel, destination, ErrorCode::kNoSpace, options),
+                AllOf(HasSubstr("No space left"), HasSubstr("run the same build again")));
+    std::filesystem::remove(hog);
+    build_or_fail(kTinyModel, destination, {.reserve_bytes = 0});
+    EXPECT_THAT(faults_of(destination, {.deep = true, .against = kTinyModel}), testing::IsEmpty());
+}
+
+TEST(BuildRefuses, AnUnfinishedBuildOfAnotherSourceOrLayout) {
+    const Scratch scratch;
+    const Path destination = scratch / "m.xpack";
+    BuildOptions options;
+    options.sync_bytes = 0;
+    int polls = 0;
+    options.cancelled = [&] { return ++polls > 60; };
+    EXPECT_THAT(refusal(kTinyModel, destination, ErrorCode::kCancelled, options),
+                HasSubstr("run the same build again"));
+    const auto before = contents_of(destination);
+    EXPECT_THAT(refusal(kDemoModel, destination, ErrorCode::kInvalidArgument),
+                AllOf(HasSubstr("another source"), HasSubstr("tiny_deepseek4.gguf")));
+    EXPECT_THAT(refusal(kTinyModel, destination, ErrorCode::kInvalidArgument,
+                        {.mxfp4_layout = StorageLayout::kGgml}),
+                HasSubstr("another layout"));
+    EXPECT_THAT(refusal(kTinyModel, destination, ErrorCode::kInvalidArgument,
+                        {.stripe_directories = {scratch.make_directory("drive")}}),
+                HasSubstr("other stripe directories"));
+    EXPECT_TRUE(contents_of(destination) == before) << "a refused build was touched";
+    const auto opened = Pack::open(destination, {});
+    ASSERT_FALSE(opened);
+    EXPECT_THAT(opened.error().message, HasSubstr("is an unfinished build"));
+}
+
+}  // namespace
+}  // namespace xp::test
