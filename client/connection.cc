@@ -20,7 +20,8 @@ constexpr size_t kMaxKeptBytes = size_t{64} << 20;
 // Requests of all kinds in flight, for the case that the daemon names no limit.
 constexpr size_t kMaxInFlight = 65536;
 
-// Replies to requests that are over already, or that no such request has. An honest daemon sends none; a few are forgiven.
+// Replies to requests that are over already, or that no such request has. An honest daemon sends
+// none; a few are forgiven.
 constexpr size_t kMaxIgnored = 4096;
 
 // Notices taken at a time: the daemon sends one in its life.

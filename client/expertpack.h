@@ -24,8 +24,8 @@
  * Blocking: only functions with a timeout_ms wait, without spinning: a negative value waits without
  * limit, 0 does not wait.
  *
- * Growing: structs are only handed out by pointer and grow at their end; enums get new values: treat
- * unknown event types and status codes as "something else" rather than as errors of the program.
+ * Growing: structs are only handed out by pointer and grow at their end; enums get new values:
+ * treat unknown event types and status codes as "something else", not as errors of the program.
  */
 #ifndef EXPERTPACK_H
 #define EXPERTPACK_H
@@ -93,7 +93,7 @@ XP_API void xp_client_free(xp_client* client);
  */
 XP_API xp_status xp_connect(xp_client* client, const char* socket_path, int timeout_ms);
 
-/* Closes the connection; requests in flight are cancelled by the daemon and yield no more events. */
+/* Closes the connection; the daemon cancels what is in flight, and no more events come of it. */
 XP_API void xp_disconnect(xp_client* client);
 
 /*
@@ -137,9 +137,10 @@ typedef enum xp_role {
 typedef enum xp_effort { XP_EFFORT_LOW = 0, XP_EFFORT_HIGH = 1, XP_EFFORT_MAX = 2 } xp_effort;
 
 /*
- * An empty request: the daemon's default model, temperature 1, top_k off, top_p 1, min_p 0, seed 0,
- * tokens up to the model's context, streaming, no deadline. NULL when out of memory. A prompt (text,
- * tokens, or at least one message) must be set before it is submitted. May be submitted many times.
+ * An empty request: the daemon's default model, temperature 1, top_k off, top_p 1, min_p 0, seed
+ * 0, tokens up to the model's context, streaming, no deadline. NULL when out of memory. A prompt
+ * (text, tokens, or at least one message) must be set before it is submitted. May be submitted many
+ * times.
  */
 XP_API xp_generate* xp_generate_new(void);
 XP_API void xp_generate_free(xp_generate* request);
@@ -186,7 +187,7 @@ XP_API xp_status xp_generate_set_seed(xp_generate* request, uint64_t seed);
 
 /* Tokens to generate at most; 0: as many as the context holds. */
 XP_API xp_status xp_generate_set_max_tokens(xp_generate* request, uint32_t max_tokens);
-/* Adds a text at which generation stops (at most 16, of 1..256 bytes); it is not part of the output. */
+/* Adds a text at which generation stops (at most 16, of 1..256 bytes); it is not in the output. */
 XP_API xp_status xp_generate_add_stop(xp_generate* request, const char* text, size_t length);
 /* 1: go on after the model's end-of-text token. */
 XP_API xp_status xp_generate_set_ignore_eos(xp_generate* request, int on);
@@ -219,7 +220,7 @@ XP_API xp_status xp_submit(xp_client* client, const xp_generate* request, int ti
 XP_API xp_status xp_cancel(xp_client* client, uint64_t request_id);
 
 typedef enum xp_event_type {
-    XP_EVENT_ACCEPTED = 1,  /* model, prompt_tokens */
+    XP_EVENT_ACCEPTED = 1,  /* model, prompt_tokens (none when they are too many to send) */
     XP_EVENT_PROGRESS = 2,  /* prefill_done, prefill_total */
     XP_EVENT_TOKENS = 3,    /* channel, text, token_ids, logprobs */
     XP_EVENT_DONE = 4,      /* terminal: finish_reason, timings */

@@ -83,7 +83,7 @@ using Request = std::variant<Generate, Cancel, Ping, ListModels, GetStats>;
 
 struct Accepted {
     std::string model;
-    std::vector<int32_t> prompt_tokens;
+    std::vector<int32_t> prompt_tokens;  // empty when a record could not hold them
 };
 // Prompt tokens computed so far; sent at most a few times a second.
 struct Progress {

@@ -213,7 +213,8 @@ std::vector<std::byte> encode(Builder& b, const ModelsReply& reply) {
                   wire::CreateModelsReply(b, b.CreateVector(models)).Union());
 }
 std::vector<std::byte> encode(Builder& b, const StatsReply& reply) {
-    return finish(b, wire::Reply::StatsReply, wire::CreateStatsReply(b, put(b, reply.json)).Union());
+    return finish(b, wire::Reply::StatsReply,
+                  wire::CreateStatsReply(b, put(b, reply.json)).Union());
 }
 
 }  // namespace

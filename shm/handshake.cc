@@ -168,7 +168,7 @@ void drain_bell(int bell) {
         uint64_t rings;
         ssize_t got = ::recv(bell, &rings, sizeof rings, MSG_DONTWAIT);
         if (got < 0 && errno == ENOTSOCK) got = ::read(bell, &rings, sizeof rings);
-        // An interrupted read, or the reset after a peer disconnected its end, is not the last word.
+        // An interrupted read, or the reset after a peer disconnected its end, is not the end.
         if (got < 0 && errno != EINTR && errno != ECONNRESET) return;
     }
 }

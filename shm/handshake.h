@@ -4,13 +4,13 @@
 // with one Welcome: either a refusal (status and text, then it closes), or status kOk with four
 // descriptors in fixed order {req memfd, resp memfd, req bell, resp bell}. Hello and Welcome have a
 // fixed form in every version, so that any daemon can refuse any client politely. From then on all
-// messages go through the rings (shm/ring.h); the socket carries only small notices, and its hang-up
-// is the death of the peer. The socket is the lease: nothing outlives it.
+// messages go through the rings (shm/ring.h); the socket carries small notices, and its hang-up is
+// the death of the peer. The socket is the lease: nothing outlives it.
 //
 // The client rings `req bell` after it wrote to the req ring or freed room in the resp ring while
 // the daemon's wait flags say that it sleeps; the daemon rings `resp bell` in the same way. A stray
-// ring is harmless. Bells are pairs of datagram sockets and not eventfds, because both holders of an
-// eventfd share its O_NONBLOCK flag: a client that clears the flag and fills the counter would block
+// ring is harmless. Bells are pairs of datagram sockets and not eventfds, because both holders of
+// an eventfd share its O_NONBLOCK flag: a client that clears the flag and fills the counter blocks
 // the daemon in its next write (tried, it does). Datagram sockets do not see the peer close or shut
 // down its end, so that a bell cannot be made readable for ever; the socket tells of deaths.
 //
@@ -127,8 +127,8 @@ ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error);
 
 // ---- bells ------------------------------------------------------------------------------------
 
-// Both never block, and take an eventfd or timerfd of one's own as well, so that a server has one way
-// to wake and be woken.
+// Both never block, and take an eventfd or timerfd of one's own as well, so that a server has one
+// way to wake and be woken.
 
 // Never raises SIGPIPE. A full bell means that the peer has been rung already.
 void ring_bell(int bell);

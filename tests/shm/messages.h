@@ -120,7 +120,7 @@ inline Chat full_chat() {
         {Role::kSystem, "Be brief.", "", {}, ""},
         {Role::kDeveloper, "", "", {}, ""},
         {Role::kUser, "Grüße, 世界 🙂", "", {}, ""},
-        {Role::kAssistant, "let me see", "hmm", {{"call-1", "look", R"({"q":1})"}, {"", "", ""}}, ""},
+        {Role::kAssistant, "let me", "hmm", {{"call-1", "look", R"({"q":1})"}, {"", "", ""}}, ""},
         {Role::kTool, std::string("with\0NUL", 8), "", {}, "call-1"},
     };
     chat.tools_json = R"([{"name":"look"}])";

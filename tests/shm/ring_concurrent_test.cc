@@ -1,5 +1,5 @@
-// Two sides at work at once, as threads and as processes, asleep on bells as in a connection; a lost
-// wake-up shows as a sleep that outlasts the watchdog.
+// Two sides at work at once, as threads and as processes, asleep on bells as in a connection. A
+// lost wake-up shows as a sleep that outlasts the watchdog.
 #include <optional>
 #include <thread>
 
