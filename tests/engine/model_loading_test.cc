@@ -14,8 +14,9 @@ class ModelLoadingTest : public testing::Test {
 protected:
     struct Change {
         std::function<void(GgufMetadata&)> metadata = [](GgufMetadata&) {};
-        std::string drop_tensor;
-        std::string rename_tensor, new_name;
+        std::string drop_tensor = {};
+        std::string rename_tensor = {};
+        std::string new_name = {};
     };
 
     // The message of loading the tiny model after a change; empty when it loaded.
