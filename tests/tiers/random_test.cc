@@ -101,7 +101,7 @@ protected:
             });
         }
         requested_ = 0;
-        for (int i = 0; i < 1500 && !HasFatalFailure(); ++i) step(*cache, faults);
+        for (int i = 0; i < 600 && !HasFatalFailure(); ++i) step(*cache, faults);
         for (Live& live : live_) check_held(live);
         live_.clear();
         backend.settle();
