@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <optional>
-#include <string>
+
+#include "daemon/base/file.h"
 
 namespace xp {
 namespace {
@@ -30,9 +29,9 @@ std::optional<uint64_t> field(std::string_view meminfo, std::string_view name) {
 }  // namespace
 
 uint64_t usable_host_memory() {
-    std::ifstream file("/proc/meminfo");
-    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    return usable_host_memory(text);
+    constexpr uint64_t kMeminfoBytesMax = 64 << 10;  // about 1.5 KiB on any kernel
+    const Result<std::string> meminfo = read_text_file("/proc/meminfo", kMeminfoBytesMax);
+    return meminfo ? usable_host_memory(*meminfo) : UINT64_MAX;
 }
 
 uint64_t usable_host_memory(std::string_view meminfo) {
