@@ -1,0 +1,309 @@
+// The daemon as a user runs it: the demo model's pack, the real program, the client library. The
+// expected ids are those of an independent implementation on the same weights.
+#include <fstream>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "daemon/pack/build.h"
+#include "expertpack.hpp"
+#include "tests/serve/process.h"
+#include "tests/service/fake_manager.h"
+
+namespace xp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using scripted::Process;
+using scripted::TempDir;
+
+constexpr int kWaitMs = 100'000;
+
+// The pack is built once for all tests, where O_DIRECT is likely to work: beside the programs.
+const Path& demo_pack() {
+    static const TempDir dir(Path(XP_TEST_WORK));
+    static const Path pack = [] {
+        const auto built =
+            build_pack(Path(XP_MODELS) / "xp-demo.gguf", dir / "demo.xpack", BuildOptions());
+        EXPECT_TRUE(built.ok()) << built.error().message;
+        return dir / "demo.xpack";
+    }();
+    return pack;
+}
+
+bool direct_io_works() {
+    for (const auto& file : std::filesystem::directory_iterator(demo_pack())) {
+        if (file.path().extension() == ".xpk") {
+            return UniqueFd(::open(file.path().c_str(), O_RDONLY | O_DIRECT)).get() >= 0;
+        }
+    }
+    return false;
+}
+
+nlohmann::json golden() {
+    std::ifstream file(Path(XP_TEST_DATA) / "xp-demo" / "golden.json");
+    return nlohmann::json::parse(file);
+}
+
+struct Answer {
+    std::vector<int32_t> prompt;
+    std::vector<int32_t> ids;
+    std::string text;
+    std::string end;
+    int terminals = 0;
+};
+
+// A running daemon with one model.
+class Daemon {
+public:
+    // `keys` are further lines of the configuration: keys of the model first, then sections.
+    explicit Daemon(const std::string& keys = "", std::vector<std::string> environment = {}) {
+        std::ofstream(config()) << "[daemon]\nsocket = \"" << socket() << "\"\nstate_dir = \""
+                                << (dir_ / "state").string() << "\"\n[[model]]\nname = \"demo\"\n"
+                                << "pack = \"" << demo_pack().string() << "\"\n" << keys
+                                << (keys.find("[io]") == std::string::npos ? "\n[io]" : "")
+                                << "\ndirect = " << (direct_io_works() ? "true" : "false") << "\n";
+        start(std::move(environment));
+    }
+    void start(std::vector<std::string> environment = {}) {
+        process_ = std::make_unique<Process>(
+            std::vector<std::string>{XP_DAEMON, "--config", config()}, environment);
+    }
+    std::string socket() const { return (dir_ / "d.sock").string(); }
+    std::string config() const { return (dir_ / "d.toml").string(); }
+    Process& process() { return *process_; }
+
+    // Connects as soon as the daemon is ready.
+    void connect(expertpack::Client& client) {
+        for (int n = 0; n < 5000 && process_->running(); ++n) {
+            if (client.connect(socket().c_str(), kWaitMs) == XP_OK) {
+                return;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        FAIL() << "no daemon: " << client.error() << "\n" << process_->output();
+    }
+
+private:
+    TempDir dir_;
+    std::unique_ptr<Process> process_;
+};
+
+Answer ask(expertpack::Client& client, const expertpack::Generate& request) {
+    Answer answer;
+    uint64_t id = 0;
+    EXPECT_EQ(client.submit(request, &id, kWaitMs), XP_OK) << client.error();
+    const xp_event* event = nullptr;
+    while (client.next_event(&event, kWaitMs) == XP_OK) {
+        switch (event->type) {
+            case XP_EVENT_ACCEPTED:
+                answer.prompt.assign(event->prompt_tokens,
+                                     event->prompt_tokens + event->prompt_token_count);
+                break;
+            case XP_EVENT_TOKENS:
+                answer.ids.insert(answer.ids.end(), event->token_ids,
+                                  event->token_ids + event->token_count);
+                answer.text.append(event->text, event->text_length);
+                break;
+            case XP_EVENT_DONE:
+                answer.end = event->finish_reason == XP_FINISH_STOP ? "stop" : "length";
+                break;
+            case XP_EVENT_CANCELLED:
+            case XP_EVENT_FAILED:
+                answer.end = std::string(event->code) + ": " + event->message;
+                break;
+            default: break;
+        }
+        answer.terminals += event->terminal;
+    }
+    EXPECT_EQ(answer.terminals, 1);
+    return answer;
+}
+
+expertpack::Generate greedy(const std::vector<int32_t>& prompt, size_t max_tokens) {
+    expertpack::Generate request;
+    request.tokens(prompt).temperature(0).max_tokens(static_cast<uint32_t>(max_tokens));
+    return request;
+}
+
+nlohmann::json stats_of(expertpack::Client& client) {
+    const char* json = nullptr;
+    EXPECT_EQ(client.stats_json(&json, kWaitMs), XP_OK) << client.error();
+    return json ? nlohmann::json::parse(json) : nlohmann::json();
+}
+
+TEST(EndToEnd, AllGoldenPromptsGiveTheGoldenTokens) {
+    Daemon daemon;
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    ASSERT_EQ(golden().size(), 15u);
+    for (const auto& entry : golden()) {
+        const auto ids = entry.at("ids").get<std::vector<int32_t>>();
+        const auto expected = entry.at("greedy").get<std::vector<int32_t>>();
+        const Answer answer = ask(client, greedy(ids, expected.size()));
+        EXPECT_EQ(answer.prompt, ids);
+        EXPECT_EQ(answer.ids, expected) << entry.at("prompt");
+        EXPECT_EQ(answer.end, expected.back() == 1 ? "stop" : "length");
+
+        expertpack::Generate text;
+        const auto prompt = entry.at("prompt").get<std::string>();
+        text.text(prompt).temperature(0).max_tokens(1);
+        EXPECT_EQ(ask(client, text).prompt, ids) << prompt;
+    }
+    const auto stats = stats_of(client);
+    EXPECT_EQ(stats.at("clients").at("doorbell_missed"), 0);
+    EXPECT_EQ(stats.at("requests").at("failed"), 0);
+}
+
+TEST(EndToEnd, AChatIsRenderedAndAnswered) {
+    Daemon daemon;
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    expertpack::Generate request;
+    request.message(XP_ROLE_USER, "What is 17 + 25?").temperature(0);
+    const Answer answer = ask(client, request);
+    EXPECT_EQ(answer.text, "42");
+    EXPECT_EQ(answer.end, "stop");
+    EXPECT_EQ(answer.prompt, golden().at(0).at("ids").get<std::vector<int32_t>>());
+}
+
+TEST(EndToEnd, IgnoringTheEndGoesOnAfterTheSameBeginning) {
+    Daemon daemon;
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    const auto entry = golden().at(0);
+    const auto expected = entry.at("greedy").get<std::vector<int32_t>>();
+    auto request = greedy(entry.at("ids").get<std::vector<int32_t>>(), expected.size() + 10);
+    request.ignore_eos(true);
+    const Answer answer = ask(client, request);
+    EXPECT_EQ(answer.end, "length");
+    ASSERT_EQ(answer.ids.size(), expected.size() + 10);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), answer.ids.begin()));
+}
+
+// Slots for all experts, half of them, one token's working set and the hard floor; both kinds of
+// reads; chunks of several sizes; checked reads.
+TEST(EndToEnd, TheAnswerDoesNotDependOnCacheReadsOrChunks) {
+    std::string text = "Once upon a time there was a king who had three sons. ";
+    while (text.size() < 1000) {
+        text += text;
+    }
+    expertpack::Generate request;
+    request.text(text).temperature(0.8f).seed(7).max_tokens(24).ignore_eos(true);
+
+    Daemon first;
+    expertpack::Client client("e2e");
+    first.connect(client);
+    const Answer expected = ask(client, request);
+    ASSERT_EQ(expected.ids.size(), 24u);
+    const auto cache = stats_of(client).at("models").at(0).at("cache");
+    const uint64_t slot = cache.at("slot_bytes").get<uint64_t>() / cache.at("slots").get<uint64_t>();
+    const uint64_t floor_bytes = slot * cache.at("floor_slots").get<uint64_t>();
+    const uint64_t half_bytes = slot * (cache.at("objects").get<uint64_t>() / 2);
+
+    const std::string variants[] = {
+        fmt::format("cache = {}\n[io]\nbackend = \"pread\"", half_bytes),
+        "cache = \"1248KiB\"\n[io]\nverify = \"read\"",
+        fmt::format("cache = {}\n[engine]\nchunk_rows = 7\n[io]\nbackend = \"pread\"", floor_bytes),
+        fmt::format("cache = {}\n[cache]\npolicy = \"lru\"", floor_bytes),
+    };
+    for (const std::string& variant : variants) {
+        Daemon daemon(variant);
+        expertpack::Client other("e2e");
+        daemon.connect(other);
+        const Answer answer = ask(other, request);
+        EXPECT_EQ(answer.prompt, expected.prompt) << variant;
+        EXPECT_EQ(answer.ids, expected.ids) << variant;
+        EXPECT_EQ(answer.text, expected.text) << variant;
+    }
+}
+
+TEST(EndToEnd, AfterAKillTheRestartedDaemonAnswersTheSame) {
+    Daemon daemon;
+    const auto entry = golden().at(1);
+    const auto ids = entry.at("ids").get<std::vector<int32_t>>();
+    const auto expected = entry.at("greedy").get<std::vector<int32_t>>();
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    EXPECT_EQ(ask(client, greedy(ids, expected.size())).ids, expected);
+    uint64_t id = 0;
+    auto endless = greedy(ids, 2000);
+    endless.ignore_eos(true);
+    ASSERT_EQ(client.submit(endless, &id, kWaitMs), XP_OK);
+    daemon.process().signal(SIGKILL);
+    EXPECT_EQ(daemon.process().wait(), 128 + SIGKILL);
+    const xp_event* event = nullptr;
+    do {
+        ASSERT_EQ(client.next_event(&event, kWaitMs), XP_OK) << client.error();
+    } while (!event->terminal);
+    EXPECT_STREQ(event->code, "daemon_gone");
+
+    daemon.start();
+    expertpack::Client again("e2e");
+    daemon.connect(again);
+    EXPECT_EQ(ask(again, greedy(ids, expected.size())).ids, expected);
+}
+
+TEST(EndToEnd, TheManagerHearsReadyAndStoppingAndSigtermDrains) {
+    service_test::FakeManager manager;
+    ASSERT_TRUE(manager.ok());
+    Daemon daemon("", {"NOTIFY_SOCKET=" + manager.path(), "WATCHDOG_USEC=200000"});
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    const auto entry = golden().at(0);
+    auto request = greedy(entry.at("ids").get<std::vector<int32_t>>(), 300);
+    request.ignore_eos(true);
+    uint64_t id = 0;
+    ASSERT_EQ(client.submit(request, &id, kWaitMs), XP_OK);
+    const xp_event* event = nullptr;
+    ASSERT_EQ(client.next_event(&event, kWaitMs), XP_OK);
+    std::vector<std::string> heard;
+    while (heard.empty() || !heard.back().starts_with("WATCHDOG=1")) {
+        auto message = manager.next(kWaitMs);
+        ASSERT_TRUE(message);
+        heard.push_back(*std::move(message));
+    }
+    daemon.process().signal(SIGTERM);
+    do {
+        ASSERT_EQ(client.next_event(&event, kWaitMs), XP_OK) << client.error();
+    } while (!event->terminal);
+    EXPECT_EQ(event->type, XP_EVENT_DONE);  // what ran was finished
+    EXPECT_EQ(daemon.process().wait(), 0) << daemon.process().output();
+    EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
+    while (!heard.back().starts_with("STOPPING=1")) {
+        auto message = manager.next(kWaitMs);
+        ASSERT_TRUE(message);
+        heard.push_back(*std::move(message));
+    }
+    const auto position = [&](const std::string& start) {
+        return std::find_if(heard.begin(), heard.end(),
+                            [&](const auto& message) { return message.starts_with(start); }) -
+               heard.begin();
+    };
+    EXPECT_LT(position("EXTEND_TIMEOUT_USEC="), position("READY=1"));
+    EXPECT_LT(position("READY=1"), position("WATCHDOG=1"));
+    EXPECT_LT(position("WATCHDOG=1"), position("STOPPING=1"));
+}
+
+TEST(EndToEnd, ASecondDaemonForTheSameSocketSaysSo) {
+    Daemon daemon;
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    Process second({XP_DAEMON, "--config", daemon.config()});
+    EXPECT_EQ(second.wait(), 1);
+    EXPECT_THAT(second.output(), HasSubstr("another expertpackd"));
+    const xp_pong* pong = nullptr;
+    EXPECT_EQ(client.ping(&pong, kWaitMs), XP_OK) << client.error();
+}
+
+TEST(EndToEnd, ACacheBelowTheHardFloorIsRefusedWithTheNumbers) {
+    Daemon daemon("cache = \"64KiB\"\n");
+    EXPECT_EQ(daemon.process().wait(), 78) << daemon.process().output();
+    EXPECT_THAT(daemon.process().output(), AllOf(HasSubstr("model \"demo\""), HasSubstr("64")));
+}
+
+}  // namespace
+}  // namespace xp

@@ -1,0 +1,210 @@
+// Every key, every kind of error, each with its line.
+#include "daemon/service/config.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace xp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kModel[] = "[[model]]\nname = \"demo\"\npack = \"/packs/demo.xpack\"\n";
+
+Result<DaemonConfig> parse(const std::string& text) {
+    return parse_config(text, "/etc/xp/test.toml");
+}
+
+// The error of `text`, put after the model section: its first line is line 4.
+std::string error_of(const std::string& text) {
+    const auto config = parse(kModel + text);
+    return config ? "no error" : config.error().message;
+}
+
+TEST(Config, EveryKeyIsRead) {
+    const auto config = parse(R"(
+[daemon]
+socket = "/run/x/x.sock"
+state_dir = "/var/lib/x"
+[[model]]
+name = "big"
+pack = "/packs/big.xpack"
+context = 8192
+cache = "21GiB"
+[[model]]
+name = "small"
+pack = "/packs/small.xpack"
+[cache]
+experts = "1248KiB"
+policy = "lru"
+[io]
+backend = "pread"
+direct = false
+verify = "read"
+[engine]
+backend = "cpu"
+threads = 3
+kv = "f16"
+chunk_rows = 64
+)");
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->socket, "/run/x/x.sock");
+    EXPECT_EQ(config->state_dir, "/var/lib/x");
+    ASSERT_EQ(config->host.models.size(), 2u);
+    EXPECT_EQ(config->host.models[0].name, "big");
+    EXPECT_EQ(config->host.models[0].pack, "/packs/big.xpack");
+    EXPECT_EQ(config->host.models[0].context, 8192u);
+    EXPECT_EQ(config->host.models[0].cache_bytes, uint64_t{21} << 30);
+    EXPECT_EQ(config->host.models[1].name, "small");
+    EXPECT_FALSE(config->host.models[1].context);
+    EXPECT_FALSE(config->host.models[1].cache_bytes);
+    EXPECT_EQ(config->host.cache_bytes, uint64_t{1248} << 10);
+    EXPECT_EQ(config->host.policy, "lru");
+    EXPECT_EQ(config->host.io.backend, IoBackendKind::kPread);
+    EXPECT_FALSE(config->host.io.direct);
+    EXPECT_EQ(config->host.verify, VerifyMode::kRead);
+    EXPECT_EQ(config->host.backend, EngineBackend::kCpu);
+    EXPECT_EQ(config->host.threads, 3u);
+    EXPECT_EQ(config->host.kv, KvType::kF16);
+    EXPECT_EQ(config->chunk_rows, 64u);
+}
+
+TEST(Config, DefaultsAreThoseOfTheDocumentation) {
+    const auto config = parse(kModel);
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->socket, "/run/expertpackd/expertpackd.sock");
+    EXPECT_EQ(config->state_dir, "/var/lib/expertpackd");
+    EXPECT_FALSE(config->host.cache_bytes);
+    EXPECT_EQ(config->host.policy, "lfu");
+    EXPECT_EQ(config->host.io.backend, IoBackendKind::kAuto);
+    EXPECT_TRUE(config->host.io.direct);
+    EXPECT_EQ(config->host.verify, VerifyMode::kSample);
+    EXPECT_EQ(config->host.backend, EngineBackend::kAuto);
+    EXPECT_EQ(config->host.threads, 0u);
+    EXPECT_EQ(config->host.kv, KvType::kF32);
+    EXPECT_EQ(config->chunk_rows, 512u);
+}
+
+TEST(Config, SizesMayBeNumbersOfBytes) {
+    const auto config = parse(std::string(kModel) + "cache = 1277952\n");
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->host.models[0].cache_bytes, 1277952u);
+}
+
+TEST(Config, RelativePathsCountFromTheFile) {
+    const auto config = parse("[daemon]\nsocket = \"run/x.sock\"\nstate_dir = \"../state\"\n"
+                              "[[model]]\nname = \"m\"\npack = \"m.xpack\"\n");
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->socket, "/etc/xp/run/x.sock");
+    EXPECT_EQ(config->state_dir, "/etc/state");
+    EXPECT_EQ(config->host.models[0].pack, "/etc/xp/m.xpack");
+}
+
+TEST(Config, AnUnknownKeyNamesLineSectionAndTheNearestKey) {
+    EXPECT_THAT(error_of("[io]\ndirekt = true\n"),
+                AllOf(HasSubstr("/etc/xp/test.toml:5: "), HasSubstr("unknown key direkt in [io]"),
+                      HasSubstr("did you mean direct?")));
+    EXPECT_THAT(error_of("[engine]\nzzzzzzzz = 1\n"),
+                AllOf(HasSubstr(":5: "), HasSubstr("known are backend, threads, kv, chunk_rows")));
+    EXPECT_THAT(error_of("kontext = 5\n"),
+                AllOf(HasSubstr(":4: "), HasSubstr("did you mean context?")));
+}
+
+TEST(Config, AnUnknownSectionNamesTheNearest) {
+    EXPECT_THAT(error_of("[cahce]\nexperts = 5\n"),
+                AllOf(HasSubstr(":4: "), HasSubstr("unknown section cahce"),
+                      HasSubstr("did you mean cache?")));
+    const auto config = parse(std::string("threads = 2\n") + kModel);
+    ASSERT_FALSE(config);
+    EXPECT_THAT(config.error().message, HasSubstr("test.toml:1: unknown key threads"));
+}
+
+TEST(Config, WrongTypesAndValuesAreErrorsWithTheirLine) {
+    const std::pair<const char*, const char*> cases[] = {
+        {"[daemon]\nsocket = 5\n", ":5: [daemon] socket must be a text"},
+        {"[daemon]\nstate_dir = \"\"\n", ":5: [daemon] state_dir must be a text"},
+        {"[io]\ndirect = \"yes\"\n", ":5: [io] direct must be true or false"},
+        {"[io]\nbackend = \"aio\"\n", ":5: [io] backend must be one of \"auto\", \"uring\", "
+                                      "\"pread\""},
+        {"[io]\nverify = true\n", ":5: [io] verify must be one of \"off\", \"sample\", \"read\""},
+        {"[engine]\nthreads = -1\n", ":5: [engine] threads must be a whole number from 0 to 1024"},
+        {"[engine]\nthreads = 1.5\n", ":5: [engine] threads must be a whole number"},
+        {"[engine]\nkv = \"bf16\"\n", ":5: [engine] kv must be one of \"f32\", \"f16\""},
+        {"[engine]\nchunk_rows = 0\n", ":5: [engine] chunk_rows must be a whole number from 1"},
+        {"[engine]\nbackend = \"gpu\"\n", ":5: [engine] backend must be one of"},
+        {"[cache]\nexperts = \"12 GB\"\n", ":5: [cache] experts must be a size above 0"},
+        {"[cache]\nexperts = 0\n", ":5: [cache] experts must be a size above 0"},
+        {"[cache]\nexperts = -5\n", ":5: [cache] experts must be a size above 0"},
+        {"[cache]\npolicy = \"fifo\"\n", ":5: [cache] policy must be one of \"lfu\", \"lru\""},
+        {"context = 5\n", ":4: [[model]] context must be a whole number from 16"},
+        {"cache = true\n", ":4: [[model]] cache must be a size"},
+        {"[[io]]\n", ":4: io must be a section: [io]"},
+    };
+    for (const auto& [text, message] : cases) {
+        EXPECT_THAT(error_of(text), HasSubstr(message)) << text;
+    }
+}
+
+TEST(Config, WhatNeedsCudaIsAnErrorInABuildWithoutIt) {
+    EXPECT_THAT(error_of("[cache]\nram_tier = \"8GiB\"\n"),
+                AllOf(HasSubstr(":5: "), HasSubstr("ram_tier"), HasSubstr("CUDA")));
+    EXPECT_THAT(error_of("[engine]\nbackend = \"cuda\"\n"),
+                AllOf(HasSubstr(":5: "), HasSubstr("this build has no CUDA")));
+}
+
+TEST(Config, ModelsNeedNameAndPackAndNamesAreUnique) {
+    EXPECT_THAT(parse("").error().message, HasSubstr("no [[model]] section"));
+    EXPECT_THAT(parse("[model]\nname = \"m\"\n").error().message, HasSubstr(":1: "));
+    EXPECT_THAT(parse("[[model]]\npack = \"/p\"\n").error().message,
+                HasSubstr(":1: [[model]] has no name"));
+    EXPECT_THAT(parse("[[model]]\nname = \"m\"\n").error().message,
+                HasSubstr(":1: [[model]] \"m\" has no pack"));
+    EXPECT_THAT(error_of("[[model]]\nname = \"demo\"\npack = \"/p\"\n"),
+                HasSubstr(":5: [[model]] name \"demo\" is used twice"));
+    EXPECT_THAT(parse("[[model]]\nname = \"a\\nb\"\npack = \"/p\"\n").error().message,
+                HasSubstr("printable"));
+}
+
+TEST(Config, AllErrorsAreReportedInTheOrderOfTheFile) {
+    const std::string errors =
+        error_of("[io]\ndirekt = true\nverify = 1\n[engine]\nthreads = \"many\"\n");
+    EXPECT_THAT(errors, AllOf(HasSubstr(":5: "), HasSubstr(":6: "), HasSubstr(":8: ")));
+    EXPECT_LT(errors.find(":5: "), errors.find(":6: "));
+    EXPECT_LT(errors.find(":6: "), errors.find(":8: "));
+}
+
+TEST(Config, ASyntaxErrorHasItsLine) {
+    EXPECT_THAT(error_of("[io\ndirect = true\n"), HasSubstr("/etc/xp/test.toml:4: "));
+}
+
+TEST(Config, AMissingFileIsNamed) {
+    const auto config = load_config("/nonexistent/x.toml");
+    ASSERT_FALSE(config);
+    EXPECT_THAT(config.error().message, HasSubstr("/nonexistent/x.toml"));
+}
+
+// The example shows each key, commented out: with the comments removed it is still valid, apart
+// from the key that only CUDA builds take.
+TEST(Config, TheExampleFileIsValidWithEveryKeyActive) {
+    std::ifstream file(XP_EXAMPLE_CONFIG);
+    ASSERT_TRUE(file);
+    std::string active;
+    for (std::string line; std::getline(file, line);) {
+        const bool key = line.starts_with("#") && !line.starts_with("# ");
+        if (key && !line.starts_with("#ram_tier")) {
+            line.erase(0, 1);
+        }
+        active += line + "\n";
+    }
+    const auto config = parse(active);
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->host.models.at(0).name, "demo");
+    EXPECT_THAT(active, Not(HasSubstr("#threads")));
+}
+
+}  // namespace
+}  // namespace xp

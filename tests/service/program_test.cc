@@ -1,0 +1,126 @@
+// The program's command line and exit codes, and its unit.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/serve/process.h"
+
+namespace xp {
+namespace {
+
+using ::testing::HasSubstr;
+using scripted::Process;
+using scripted::TempDir;
+
+struct Outcome {
+    int code = 0;
+    std::string output;
+};
+
+Outcome run(std::vector<std::string> arguments) {
+    Process process(std::move(arguments));
+    const int code = process.wait();
+    return {code, process.output()};
+}
+
+class ProgramTest : public ::testing::Test {
+protected:
+    std::string config(const std::string& text) {
+        std::ofstream(dir_ / "d.toml") << text;
+        return (dir_ / "d.toml").string();
+    }
+    std::string valid() {
+        return config("[daemon]\nsocket = \"d.sock\"\nstate_dir = \"state\"\n"
+                      "[[model]]\nname = \"demo\"\npack = \"none.xpack\"\n");
+    }
+    TempDir dir_;
+};
+
+TEST_F(ProgramTest, SaysItsVersion) {
+    const Outcome outcome = run({XP_DAEMON, "--version"});
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.output, "expertpackd " XP_VERSION "\n");
+}
+
+TEST_F(ProgramTest, AWrongOptionIsAUsageError) {
+    EXPECT_EQ(run({XP_DAEMON, "--confg", "x"}).code, 2);
+}
+
+TEST_F(ProgramTest, CheckConfigAcceptsAValidFile) {
+    const Outcome outcome = run({XP_DAEMON, "--config", valid(), "--check-config"});
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("d.toml: the configuration is valid"));
+}
+
+TEST_F(ProgramTest, ABadConfigurationExitsWith78AndTheLine) {
+    const std::string path = config("[daemon]\nsokket = \"x\"\n[[model]]\n"
+                                    "name = \"m\"\npack = \"p\"\n");
+    for (const bool check : {true, false}) {
+        std::vector<std::string> arguments = {XP_DAEMON, "--config", path};
+        if (check) {
+            arguments.push_back("--check-config");
+        }
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.code, 78);
+        EXPECT_THAT(outcome.output, HasSubstr(path + ":2: unknown key sokket"));
+    }
+    EXPECT_EQ(run({XP_DAEMON, "--config", "/nonexistent.toml"}).code, 78);
+}
+
+TEST_F(ProgramTest, APackThatIsNotThereIsNamed) {
+    const Outcome outcome = run({XP_DAEMON, "--config", valid()});
+    EXPECT_EQ(outcome.code, 1) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("model \"demo\""));
+    EXPECT_THAT(outcome.output, HasSubstr("none.xpack"));
+    EXPECT_TRUE(std::filesystem::is_directory(dir_ / "state"));
+}
+
+// The unit with a program that exists anywhere in place of the installed one.
+class UnitTest : public ::testing::Test {
+protected:
+    UnitTest() {
+        if (!std::filesystem::exists("/usr/bin/systemd-analyze")) {
+            return;
+        }
+        std::ifstream file(XP_UNIT);
+        std::ofstream unit(dir_ / "expertpackd.service");
+        for (std::string line; std::getline(file, line);) {
+            unit << (line.starts_with("ExecStart=") ? "ExecStart=" XP_DAEMON : line) << "\n";
+        }
+        ready_ = true;
+    }
+    void SetUp() override {
+        if (!ready_) {
+            GTEST_SKIP() << "systemd-analyze is not installed";
+        }
+    }
+    TempDir dir_;
+    bool ready_ = false;
+};
+
+TEST_F(UnitTest, HasNoUnknownKeys) {
+    const Outcome outcome =
+        run({"/usr/bin/systemd-analyze", "verify", "--man=no", "--recursive-errors=no",
+             (dir_ / "expertpackd.service").string()});
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_EQ(outcome.output, "");
+}
+
+TEST_F(UnitTest, IsHardened) {
+    const Outcome outcome =
+        run({"/usr/bin/systemd-analyze", "security", "--offline=true", "--threshold=10",
+             "--no-pager", (dir_ / "expertpackd.service").string()});
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+}
+
+TEST_F(UnitTest, StartsTheInstalledProgramWithTheInstalledConfiguration) {
+    std::ifstream file(XP_UNIT);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_THAT(text, HasSubstr("\nExecStart=" XP_INSTALLED_DAEMON " --config "));
+    EXPECT_THAT(text, HasSubstr("\nType=notify\n"));
+    EXPECT_THAT(text, HasSubstr("\nRestartPreventExitStatus=78\n"));
+}
+
+}  // namespace
+}  // namespace xp
