@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "daemon/pack/format.h"
+#include "daemon/pack/page_cache.h"
 
 namespace xp {
 
@@ -188,13 +189,7 @@ Result<void> BuildStream::save_progress() {
 
 void BuildStream::drop_from_cache(const Chunk& chunk) const {
     const BuildStep& step = plan_.steps[chunk.step];
-    // The kernel drops only what lies wholly inside the range, in units of up to 2 MiB, so the
-    // range reaches back over the last border: a third of the source stayed cached without that.
-    const uint64_t start = step.offset + chunk.offset;
-    const uint64_t begin = (start - std::min(start, kChunkBytes)) / kPageBytes * kPageBytes;
-    const uint64_t end = start + chunk.bytes;
-    ::posix_fadvise(source_.files()[step.file].fd.get(), static_cast<off_t>(begin),
-                    static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+    drop_cached(source_.files()[step.file].fd.get(), step.offset + chunk.offset, chunk.bytes);
 }
 
 void BuildStream::report() {

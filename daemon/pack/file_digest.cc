@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "daemon/base/memory.h"
+#include "daemon/pack/page_cache.h"
 
 namespace xp {
 
@@ -20,8 +21,7 @@ Result<Sha256Digest> digest_file(const Path& path,
         const uint64_t n = std::min(kPieceBytes, bytes - offset);
         XP_CHECK(read_exact(fd.get(), offset, {buffer.data(), n}, path));
         hash.update({buffer.data(), n});
-        ::posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(n),
-                        POSIX_FADV_DONTNEED);
+        drop_cached(fd.get(), offset, n);
         offset += n;
         if (advance) XP_CHECK(advance(n));
     }

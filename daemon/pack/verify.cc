@@ -1,7 +1,5 @@
 #include "daemon/pack/verify.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -12,6 +10,7 @@
 #include "daemon/pack/file_digest.h"
 #include "daemon/pack/format.h"
 #include "daemon/pack/pack_files.h"
+#include "daemon/pack/page_cache.h"
 
 namespace xp {
 
@@ -40,6 +39,7 @@ private:
     Result<void> check_against_source(const PackLayer& layer, uint32_t expert);
     void find_source_tensors();
     Result<void> check_resident_against_source();
+    Result<void> read_source(const TensorInfo& tensor, uint64_t offset);
     Result<void> compare_resident(const TensorInfo& resident, const TensorInfo& source);
     std::string role_of(const PackLayer& layer, uint32_t expert, size_t role) const;
 
@@ -171,8 +171,7 @@ Result<void> Verifier::check_objects() {
                 const int fd = stripes_[spot.stripe].get();
                 const auto read = read_exact(fd, spot.offset, {object_.data(), layer.stride},
                                              stripe_path(directory_, manifest_, spot.stripe));
-                ::posix_fadvise(fd, static_cast<off_t>(spot.offset),
-                                static_cast<off_t>(layer.stride), POSIX_FADV_DONTNEED);
+                drop_cached(fd, spot.offset, layer.stride);
                 if (!read) {
                     fault(fmt::format("{}: {}", describe_object(manifest_, layer, e),
                                       read.error().message));
@@ -212,7 +211,7 @@ Result<void> Verifier::check_against_source(const PackLayer& layer, uint32_t exp
         }
         slice_.resize(role.bytes);
         restored_.resize(role.bytes);
-        XP_CHECK(source_->read_tensor(*tensors[r], expert * role.bytes, slice_));
+        XP_CHECK(read_source(*tensors[r], expert * role.bytes));
         slice_digests[r] = sha256(slice_);
         const uint64_t row = row_bytes(role.type, role.cols);
         for (uint64_t i = 0; i < role.rows; ++i) {
@@ -285,6 +284,13 @@ Result<void> Verifier::check_resident_against_source() {
     return {};
 }
 
+// Fills slice_.
+Result<void> Verifier::read_source(const TensorInfo& tensor, uint64_t offset) {
+    XP_CHECK(source_->read_tensor(tensor, offset, slice_));
+    drop_cached(source_->files()[tensor.file].fd.get(), tensor.offset + offset, slice_.size());
+    return {};
+}
+
 Result<void> Verifier::compare_resident(const TensorInfo& resident, const TensorInfo& source) {
     if (resident.type != source.type || resident.ne != source.ne) {
         fault(fmt::format("tensor {} is {} {} in the pack, {} {} in {}", source.name,
@@ -297,7 +303,7 @@ Result<void> Verifier::compare_resident(const TensorInfo& resident, const Tensor
         const uint64_t n = std::min(kPieceBytes, source.bytes - offset);
         slice_.resize(n);
         restored_.resize(n);
-        XP_CHECK(source_->read_tensor(source, offset, slice_));
+        XP_CHECK(read_source(source, offset));
         if (auto read = resident_->read_tensor(resident, offset, restored_); !read) {
             fault(fmt::format("tensor {}: {}", source.name, read.error().message));
             return {};

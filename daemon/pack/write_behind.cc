@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include "daemon/pack/page_cache.h"
+
 namespace xp {
 
 void WriteBehind::wrote(int fd, uint64_t offset, uint64_t bytes) {
@@ -25,7 +27,7 @@ void WriteBehind::retire_oldest() {
     ::sync_file_range(range.fd, offset, bytes,
                       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                           SYNC_FILE_RANGE_WAIT_AFTER);
-    ::posix_fadvise(range.fd, offset, bytes, POSIX_FADV_DONTNEED);
+    drop_cached(range.fd, range.offset, range.bytes);
 }
 
 }  // namespace xp
