@@ -52,12 +52,18 @@ private:
 };
 
 // The body of the n-th record of a stream: its size and bytes follow from seed and n alone, so that
-// a reader in another thread or process can check them.
+// a reader in another thread or process can check them. Seeding a Mersenne twister for each record
+// would cost more than the ring.
 inline std::vector<std::byte> make_body(uint64_t seed, uint64_t n, size_t max_bytes) {
-    std::mt19937_64 random(seed * 1'000'003 + n);
+    uint64_t state = seed ^ n * 0x9e3779b97f4a7c15u;
+    const auto random = [&state] {
+        state += 0x9e3779b97f4a7c15u;
+        const uint64_t mixed = (state ^ state >> 31) * 0xbf58476d1ce4e5b9u;
+        return mixed ^ mixed >> 29;
+    };
     // Small, large and in between, as a uniform size would hardly ever be small.
-    const size_t bound = std::uniform_int_distribution<size_t>(1, max_bytes)(random);
-    const size_t size = std::uniform_int_distribution<size_t>(1, bound)(random);
+    const size_t bound = 1 + random() % max_bytes;
+    const size_t size = 1 + random() % bound;
     std::vector<std::byte> body(size);
     for (size_t i = 0; i < size; i += 8) {
         const uint64_t word = random();
