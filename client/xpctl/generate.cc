@@ -88,6 +88,10 @@ int Session::run(const expertpack::Generate& request) {
 
 int Session::wait_for_terminal() {
     for (;;) {
+        // Between events too: a daemon that sends without a pause must not put Ctrl-C off. And never
+        // between next_event() and wait(): any other call makes the library forget that it is to be
+        // woken.
+        const int timeout_ms = cancel_if_needed();
         const xp_event* event = nullptr;
         const xp_status status = client_.next_event(&event, 0);
         if (status == XP_OK) {
@@ -95,14 +99,13 @@ int Session::wait_for_terminal() {
             const bool terminal = event->terminal != 0;
             handle(*event);
             if (terminal) return finish();
-        } else if (status != XP_TIMEOUT) {
+        } else if (status == XP_TIMEOUT) {
+            wait(timeout_ms);
+        } else {
             status_.clear();
             end_lines();
             return report_failure(client_, status, "the request ended without a result");
         }
-        // Between events too: a daemon that sends without a pause must not put Ctrl-C off.
-        const int timeout_ms = cancel_if_needed();
-        if (status == XP_TIMEOUT) wait(timeout_ms);
     }
 }
 

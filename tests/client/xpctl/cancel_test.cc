@@ -36,7 +36,8 @@ struct CancelScript {
         leave.wait();
         connection.reply(id, ending);
         connection.reply(cancel->first, shm::Done{});
-        connection.wait_for_hang_up();
+        // False after 30 s: the program slept through its terminal record.
+        EXPECT_TRUE(connection.wait_for_hang_up());
     }
 };
 
