@@ -1,7 +1,7 @@
 // One client as the ring server's thread sees it: socket, segments, requests in flight, and replies
 // that wait for room.
 //
-// Nothing here blocks, and nothing a client writes can do more than make a call say kViolation, upon
+// Nothing here blocks, and all that a client's writes can do is make a call say kViolation, upon
 // which the server closes this connection. Replies go out in order: once one has to wait, all later
 // ones wait behind it. While replies wait, no further requests are read, so what a client can make
 // the daemon keep is bounded by the scheduler's backlog limit times its requests in flight.

@@ -17,8 +17,10 @@ constexpr int kListenBacklog = 64;
 Result<void> remove_stale_socket(const Path& path) {
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) {
-        return errno == ENOENT ? Result<void>()
-                               : errno_error(errno, fmt::format("cannot look at {}", path.string()));
+        if (errno == ENOENT) {
+            return {};
+        }
+        return errno_error(errno, fmt::format("cannot look at {}", path.string()));
     }
     if (!S_ISSOCK(info.st_mode)) {
         return make_error(ErrorCode::kInvalidArgument,

@@ -369,7 +369,7 @@ bool RingServer::deliver(Connection& connection, Outgoing outgoing) {
         return true;
     }
     violation(connection, status == shm::RingStatus::kTooLarge
-                              ? fmt::format("its response ring is too small for a reply of {} bytes",
+                              ? fmt::format("its response ring cannot hold a reply of {} bytes",
                                             bytes)
                               : "broken indices in its request segment");
     return false;

@@ -267,8 +267,8 @@ void Reader::read_cache(const toml::table& root, DaemonConfig& config) {
     Section cache = section(root, "cache");
     config.host.cache_bytes = size(cache, "experts");
     if (const toml::node* node = find(cache, "ram_tier"); node && !kBuiltWithCuda) {
-        complain(*node, "[cache] ram_tier needs the CUDA backend: on the CPU the experts are in RAM "
-                 "already; remove the key");
+        complain(*node, "[cache] ram_tier needs the CUDA backend: on the CPU the experts are "
+                 "in RAM already; remove the key");
     }
     static constexpr std::array<std::pair<std::string_view, const char*>, 2> kPolicies = {
         {{"lfu", "lfu"}, {"lru", "lru"}}};

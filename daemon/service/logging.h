@@ -1,6 +1,6 @@
 // Where the daemon's log lines go: standard error, in every case. Under journald (which
-// $JOURNAL_STREAM tells, if it names what standard error really is) each line begins with "<N>", its
-// syslog priority; elsewhere with date and level.
+// $JOURNAL_STREAM tells, if it names what standard error really is) each line begins with "<N>",
+// its syslog priority; elsewhere with date and level.
 #pragma once
 
 #include <memory>

@@ -200,7 +200,8 @@ TEST(EndToEnd, TheAnswerDoesNotDependOnCacheReadsOrChunks) {
     const Answer expected = ask(client, request);
     ASSERT_EQ(expected.ids.size(), 24u);
     const auto cache = stats_of(client).at("models").at(0).at("cache");
-    const uint64_t slot = cache.at("slot_bytes").get<uint64_t>() / cache.at("slots").get<uint64_t>();
+    const uint64_t slots = cache.at("slots").get<uint64_t>();
+    const uint64_t slot = cache.at("slot_bytes").get<uint64_t>() / slots;
     const uint64_t floor_bytes = slot * cache.at("floor_slots").get<uint64_t>();
     const uint64_t half_bytes = slot * (cache.at("objects").get<uint64_t>() / 2);
 
