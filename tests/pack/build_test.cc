@@ -89,7 +89,7 @@ class BuiltPack : public testing::TestWithParam<Case> {};
 
 TEST_P(BuiltPack, HoldsEveryByteOfItsSource) {
     const Case& param = GetParam();
-    const Scratch scratch(memory_directory());
+    const Scratch scratch;
     Path source = param.model == std::string("tiny") ? kTinyModel : kDemoModel;
     if (param.model == std::string("mixed")) source = write_mixed_model(scratch / "mixed.gguf");
     BuildOptions options;

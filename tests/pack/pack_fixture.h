@@ -27,14 +27,17 @@ namespace xp::test {
 inline const Path kTinyModel = Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
 inline const Path kDemoModel = Path(XP_MODELS) / "xp-demo.gguf";
 
-// Where a sync costs nothing, for tests that build dozens of times.
+// Where a sync costs nothing: the tests build some hundred packs. Containers may have little there.
 inline std::string memory_directory() {
-    return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : testing::TempDir();
+    std::error_code error;
+    const auto space = std::filesystem::space("/dev/shm", error);
+    const bool usable = !error && space.available > (256u << 20) && ::access("/dev/shm", W_OK) == 0;
+    return usable ? "/dev/shm" : testing::TempDir();
 }
 
 class Scratch {
 public:
-    explicit Scratch(const std::string& parent = testing::TempDir()) {
+    explicit Scratch(const std::string& parent = memory_directory()) {
         std::string pattern = parent + "/xp-pack-XXXXXX";
         path_ = ::mkdtemp(pattern.data());
     }

@@ -71,7 +71,7 @@ protected:
         ASSERT_TRUE(built) << built.error().message;
         expect_same_files(destination, reference_);
     }
-    const Scratch scratch_{memory_directory()};
+    const Scratch scratch_;
     Path source_;
     const Path reference_ = scratch_ / "reference.xpack";
     int n_copies_ = 0;

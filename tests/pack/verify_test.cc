@@ -31,7 +31,7 @@ protected:
         EXPECT_FALSE(pack);
         return pack ? "" : pack.error().message;
     }
-    const Scratch scratch_{memory_directory()};
+    const Scratch scratch_;
     Path source_;
     const Path pack_ = scratch_ / "m.xpack";
     std::vector<Path> stripes_;
@@ -228,7 +228,7 @@ TEST(PackOpen, ReadsDirectlyOrFailsClosedWithTheWayOut) {
 }
 
 TEST(PackOpen, DescribesObjectsByPlace) {
-    const Scratch scratch(memory_directory());
+    const Scratch scratch;
     build_or_fail(write_mixed_model(scratch / "mixed.gguf"), scratch / "m.xpack");
     const auto pack = open_or_fail(scratch / "m.xpack");
     ASSERT_NE(pack, nullptr);
