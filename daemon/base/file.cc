@@ -42,12 +42,16 @@ void UniqueFd::reset(int fd) {
 }
 
 Result<UniqueFd> open_file(const Path& path, int flags, unsigned mode) {
+    // Opening a FIFO would wait for its other end; what is not a regular file is refused later.
     int fd;
     do {
-        fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+        fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode);
     } while (fd < 0 && errno == EINTR);
     if (fd < 0) return errno_error(errno, fmt::format("cannot open {}", path.native()));
-    return UniqueFd(fd);
+    UniqueFd opened(fd);
+    // Reads of a drive must wait for it, whatever io_uring makes of O_NONBLOCK.
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    return opened;
 }
 
 Result<uint64_t> file_size(int fd, const Path& path) {
@@ -100,6 +104,7 @@ Result<void> write_exact(int fd, uint64_t offset, std::span<const std::byte> byt
 // To the end rather than to the stated size, which is 0 for files of /proc.
 Result<std::string> read_text_file(const Path& path, uint64_t limit_bytes) {
     XP_TRY(UniqueFd fd, open_file(path, O_RDONLY));
+    XP_TRY([[maybe_unused]] const uint64_t stated_size, file_size(fd.get(), path));
     std::string text;
     for (;;) {
         constexpr size_t kPiece = 65536;

@@ -70,6 +70,10 @@ Result<std::unique_ptr<Pack>> Pack::open(const Path& directory, const PackOpenOp
     return pack;
 }
 
+Result<void> Pack::check_resident() const {
+    return check_resident_digest(directory_, manifest_, {});
+}
+
 const PackLayer* Pack::find_layer(uint32_t layer) const {
     const auto it = std::ranges::lower_bound(manifest_.layers, layer, {}, &PackLayer::layer);
     return it != manifest_.layers.end() && it->layer == layer ? &*it : nullptr;

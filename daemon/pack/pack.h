@@ -117,13 +117,16 @@ struct PackOpenOptions {
 class Pack {
 public:
     // Checks manifest, stripe headers and sizes, the index's digest and the resident GGUF's header.
-    // Not the objects' bytes: see verify.h and `[io] verify`.
+    // Not the objects' bytes, nor the resident tensors': see check_resident(), verify.h and
+    // `[io] verify`.
     static Result<std::unique_ptr<Pack>> open(const Path& directory,
                                               const PackOpenOptions& options);
 
     const Path& directory() const { return directory_; }
     const Manifest& manifest() const { return manifest_; }
     const GgufFile& resident() const { return resident_; }
+    // Compares all of resident.gguf with the manifest's digest, which open() does not: kCorrupt.
+    Result<void> check_resident() const;
     // The MoE layer with block number `layer`, or null.
     const PackLayer* find_layer(uint32_t layer) const;
 

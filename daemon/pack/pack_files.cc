@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "daemon/base/memory.h"
+#include "daemon/pack/file_digest.h"
 #include "daemon/pack/format.h"
 
 namespace xp {
@@ -134,6 +135,16 @@ StripeSpot locate(const Manifest& manifest, const PackLayer& layer, uint32_t exp
     const uint32_t n_stripes = static_cast<uint32_t>(manifest.stripes.size());
     const uint32_t stripe = expert % n_stripes;
     return {stripe, layer.base[stripe] + (expert / n_stripes) * layer.stride};
+}
+
+Result<void> check_resident_digest(const Path& directory, const Manifest& manifest,
+                                   const std::function<Result<void>(uint64_t)>& advance) {
+    const Path path = directory / kResidentName;
+    XP_TRY(const Sha256Digest digest, digest_file(path, advance));
+    if (digest == manifest.resident_digest) return {};
+    return make_error(ErrorCode::kCorrupt,
+                      "{} was changed: its SHA-256 is not the manifest's resident_sha256",
+                      path.native());
 }
 
 std::string describe_object(const Manifest& manifest, const PackLayer& layer, uint32_t expert) {

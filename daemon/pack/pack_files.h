@@ -2,6 +2,7 @@
 // verify_pack goes on to name all of them.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,9 @@ Result<void> check_index_digest(const Path& directory, const Manifest& manifest,
 
 // resident.gguf, its directory only.
 Result<GgufFile> open_resident(const Path& directory, const Manifest& manifest);
+// All of its bytes. `advance` as in file_digest.h.
+Result<void> check_resident_digest(const Path& directory, const Manifest& manifest,
+                                   const std::function<Result<void>(uint64_t)>& advance);
 
 // "expert 17 of layer 3 (experts.000.xpk, offset 1234944, 53248 bytes)".
 std::string describe_object(const Manifest& manifest, const PackLayer& layer, uint32_t expert);

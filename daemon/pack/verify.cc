@@ -7,7 +7,6 @@
 #include "daemon/base/memory.h"
 #include "daemon/pack/build_plan.h"
 #include "daemon/pack/compare_metadata.h"
-#include "daemon/pack/file_digest.h"
 #include "daemon/pack/format.h"
 #include "daemon/pack/pack_files.h"
 #include "daemon/pack/page_cache.h"
@@ -146,20 +145,15 @@ void Verifier::count_work() {
 
 Result<void> Verifier::check_resident_digest() {
     if (!resident_) return {};
-    const Path path = directory_ / kResidentName;
     bool cancelled = false;
-    const auto digest = digest_file(path, [&](uint64_t bytes) {
-        Result<void> going_on = advance(bytes);
-        cancelled = !going_on;
-        return going_on;
-    });
-    if (cancelled) return digest.error();
-    if (!digest) {
-        fault(digest.error().message);
-    } else if (*digest != manifest_.resident_digest) {
-        fault(fmt::format("{} was changed: its SHA-256 is not the manifest's resident_sha256",
-                          path.native()));
-    }
+    const Result<void> checked =
+        xp::check_resident_digest(directory_, manifest_, [&](uint64_t bytes) {
+            Result<void> going_on = advance(bytes);
+            cancelled = !going_on;
+            return going_on;
+        });
+    if (cancelled) return checked;
+    if (!checked) fault(checked.error().message);
     return {};
 }
 

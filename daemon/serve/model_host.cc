@@ -3,8 +3,11 @@
 #include <algorithm>
 
 #include "daemon/tiers/host_memory.h"
+#include "shm/codec.h"
 
 namespace xp {
+
+static_assert(kMaxModelNameBytes == shm::kMaxNameBytes);
 namespace {
 
 uint64_t bytes_of_all_experts(const Manifest& manifest) {
@@ -71,6 +74,8 @@ ServedModel* ModelHost::find(std::string_view name) const {
 Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& source,
                                                            const HostOptions& options) {
     XP_TRY(auto pack, Pack::open(source.pack, PackOpenOptions{.direct = options.io.direct}));
+    // Experts are checked as they are read; the resident tensors have to be right before that.
+    if (options.verify == VerifyMode::kRead) XP_CHECK(pack->check_resident());
     const GgufMetadata& metadata = pack->resident().metadata();
     XP_TRY(Tokenizer tokenizer, Tokenizer::from_gguf(metadata));
     auto served = std::make_unique<ServedModel>(source.name, std::move(tokenizer));

@@ -30,6 +30,9 @@ namespace xp {
 // Whether this build has CUDA operators.
 inline constexpr bool kBuiltWithCuda = false;
 
+// A model's name as messages carry it.
+inline constexpr size_t kMaxModelNameBytes = 256;
+
 // Enough for a conversation, while the state of one sequence stays small on every model.
 inline constexpr uint64_t kDefaultContext = 4096;
 

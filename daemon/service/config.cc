@@ -1,5 +1,7 @@
 #include "daemon/service/config.h"
 
+#include <sys/un.h>
+
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -10,13 +12,13 @@
 #include <toml++/toml.h>
 
 #include "daemon/base/size.h"
-#include "shm/codec.h"
 
 namespace xp {
 namespace {
 
 // A file of this size holds thousands of models; more is no configuration.
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
+constexpr size_t kMaxSocketPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 // As many as a list of models may carry on the wire.
 constexpr size_t kMaxModels = 64;
 // No known model goes beyond 1 Mi tokens; 64 Mi keeps all arithmetic on positions in 32 bits.
@@ -247,6 +249,10 @@ void Reader::path(Section& section, std::string_view key, Path* value) {
     if (!string) {
         return;
     }
+    if (string->find('\0') != std::string::npos) {
+        complain(*find(section, key), "{} {} has a NUL byte", section.title, key);
+        return;
+    }
     if (Path(*string).is_relative()) {
         // The daemon's working directory is no place that a reader of the file can see.
         *value = std::filesystem::absolute(path_).parent_path() / *string;
@@ -259,6 +265,11 @@ void Reader::path(Section& section, std::string_view key, Path* value) {
 void Reader::read_daemon(const toml::table& root, DaemonConfig& config) {
     Section daemon = section(root, "daemon");
     path(daemon, "socket", &config.socket);
+    const toml::node* socket = find(daemon, "socket");
+    if (socket && config.socket.native().size() > kMaxSocketPathBytes) {
+        complain(*socket, "[daemon] socket {} has {} bytes; the path of a Unix socket has at most "
+                 "{}", config.socket.native(), config.socket.native().size(), kMaxSocketPathBytes);
+    }
     path(daemon, "state_dir", &config.state_dir);
     finish(daemon);
 }
@@ -345,9 +356,9 @@ void Reader::read_model(const toml::table& table, DaemonConfig& config) {
         const bool printable = std::none_of(name->begin(), name->end(), [](char c) {
             return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
         });
-        if (name->size() > shm::kMaxNameBytes || !printable) {
+        if (name->size() > kMaxModelNameBytes || !printable) {
             complain(*table.get("name"), "[[model]] name must be printable and of at most {} bytes",
-                     shm::kMaxNameBytes);
+                     kMaxModelNameBytes);
         }
         for (const ModelSource& other : config.host.models) {
             if (other.name == source.name) {

@@ -1,9 +1,13 @@
 // expertpackd --config FILE: the daemon, in the foreground.
 
 #include <cstdio>
+#include <new>
+#include <string_view>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "daemon/service/config.h"
 #include "daemon/service/daemon.h"
@@ -36,5 +40,16 @@ int main(int argc, char** argv) {
     // What the daemon creates is for its user and group, whatever started it.
     ::umask(0027);
     xp::set_up_logging();
-    return xp::run_daemon(*config);
+    // In whatever thread it happens: nothing useful can be done then but to say so and be restarted.
+    std::set_new_handler([] {
+        constexpr std::string_view kText = "expertpackd: out of memory\n";
+        [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText.data(), kText.size());
+        ::_exit(xp::kExitFailed);
+    });
+    try {
+        return xp::run_daemon(*config);
+    } catch (const std::system_error& error) {  // a thread could not be started
+        std::fprintf(stderr, "expertpackd: cannot start: %s\n", error.what());
+        return xp::kExitFailed;
+    }
 }

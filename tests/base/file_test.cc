@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 namespace xp {
 namespace {
@@ -48,6 +49,14 @@ TEST_F(FileTest, FilesOfProcAreReadToTheirEnd) {
     const auto text = read_text_file("/proc/meminfo", 1 << 20);
     ASSERT_TRUE(text) << text.error().message;
     EXPECT_NE(text->find("MemAvailable:"), std::string::npos);
+}
+
+TEST_F(FileTest, FifosAreRefusedWithoutWaiting) {
+    const Path path = directory_ / "fifo";
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    const auto text = read_text_file(path, 100);
+    ASSERT_FALSE(text);
+    EXPECT_NE(text.error().message.find("not a regular file"), std::string::npos);
 }
 
 TEST_F(FileTest, FullDeviceIsNoSpace) {

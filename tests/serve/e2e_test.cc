@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "daemon/pack/build.h"
+#include "daemon/pack/pack.h"
 #include "expertpack.hpp"
 #include "tests/serve/process.h"
 #include "tests/service/fake_manager.h"
@@ -60,10 +61,11 @@ struct Answer {
 class Daemon {
 public:
     // `keys` are further lines of the configuration: keys of the model first, then sections.
-    explicit Daemon(const std::string& keys = "", std::vector<std::string> environment = {}) {
+    explicit Daemon(const std::string& keys = "", std::vector<std::string> environment = {},
+                    const Path& pack = demo_pack()) {
         std::ofstream(config()) << "[daemon]\nsocket = \"" << socket() << "\"\nstate_dir = \""
                                 << (dir_ / "state").string() << "\"\n[[model]]\nname = \"demo\"\n"
-                                << "pack = \"" << demo_pack().string() << "\"\n" << keys
+                                << "pack = \"" << pack.string() << "\"\n" << keys
                                 << (keys.find("[io]") == std::string::npos ? "\n[io]" : "")
                                 << "\ndirect = " << (direct_io_works() ? "true" : "false") << "\n";
         start(std::move(environment));
@@ -187,12 +189,12 @@ TEST(EndToEnd, IgnoringTheEndGoesOnAfterTheSameBeginning) {
 // Slots for all experts, half of them, one token's working set and the hard floor; both kinds of
 // reads; chunks of several sizes; checked reads.
 TEST(EndToEnd, TheAnswerDoesNotDependOnCacheReadsOrChunks) {
-    std::string text = "Once upon a time there was a king who had three sons. ";
-    while (text.size() < 1000) {
-        text += text;
-    }
+    const auto entry = golden().at(14);
+    const auto ids = entry.at("ids").get<std::vector<int32_t>>();
+    ASSERT_EQ(ids.size(), 1403u);
     expertpack::Generate request;
-    request.text(text).temperature(0.8f).seed(7).max_tokens(24).ignore_eos(true);
+    request.tokens(ids).temperature(0.8f).seed(7).max_tokens(24).ignore_eos(true);
+    const auto golden_greedy = entry.at("greedy").get<std::vector<int32_t>>();
 
     Daemon first;
     expertpack::Client client("e2e");
@@ -219,7 +221,60 @@ TEST(EndToEnd, TheAnswerDoesNotDependOnCacheReadsOrChunks) {
         EXPECT_EQ(answer.prompt, expected.prompt) << variant;
         EXPECT_EQ(answer.ids, expected.ids) << variant;
         EXPECT_EQ(answer.text, expected.text) << variant;
+        EXPECT_EQ(ask(other, greedy(ids, golden_greedy.size())).ids, golden_greedy) << variant;
     }
+}
+
+// Flips one byte of a file.
+void damage(const Path& file, uint64_t offset) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(offset));
+    const int byte = stream.get();
+    stream.seekp(static_cast<std::streamoff>(offset));
+    stream.put(static_cast<char>(byte ^ 8));
+    ASSERT_TRUE(stream.good());
+}
+
+// A copy of the demo pack that may be damaged.
+class DamagedPack : public testing::Test {
+protected:
+    DamagedPack() { std::filesystem::copy(demo_pack(), pack_); }
+
+    TempDir dir_{Path(XP_TEST_WORK)};
+    const Path pack_ = dir_ / "copy.xpack";
+};
+
+TEST_F(DamagedPack, NoTextComesFromABadExpertAndTheErrorNamesIt) {
+    // Every second expert of the first layer: any prompt needs some of them.
+    const auto pack = Pack::open(pack_, PackOpenOptions{.direct = false});
+    ASSERT_TRUE(pack.ok()) << pack.error().message;
+    const PackLayer& layer = (*pack)->manifest().layers.front();
+    for (uint32_t expert = 0; expert < layer.n_experts; expert += 2) {
+        damage(pack_ / "experts.000.xpk", (*pack)->place(layer, expert).offset + 1000 + expert);
+    }
+    Daemon daemon("[io]\nverify = \"read\"", {}, pack_);
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    const auto ids = golden().at(0).at("ids").get<std::vector<int32_t>>();
+    for (int attempt = 0; attempt < 2; ++attempt) {
+        const Answer answer = ask(client, greedy(ids, 8));
+        EXPECT_THAT(answer.end, AllOf(HasSubstr("corrupt"), HasSubstr("expert "),
+                                      HasSubstr("of layer 0 (experts.000.xpk")));
+        EXPECT_EQ(answer.text, "");
+        EXPECT_TRUE(answer.ids.empty());
+    }
+    EXPECT_EQ(stats_of(client).at("requests").at("failed"), 2);
+    // The daemon lives, and with the good bytes back it answers: nothing bad was kept.
+    std::filesystem::copy(demo_pack() / "experts.000.xpk", pack_ / "experts.000.xpk",
+                          std::filesystem::copy_options::overwrite_existing);
+    EXPECT_EQ(ask(client, greedy(ids, 8)).text, "42");
+}
+
+TEST_F(DamagedPack, ChangedResidentTensorsStopTheStart) {
+    damage(pack_ / "resident.gguf", 6000000);
+    Daemon daemon("[io]\nverify = \"read\"", {}, pack_);
+    EXPECT_EQ(daemon.process().wait(), 1) << daemon.process().output();
+    EXPECT_THAT(daemon.process().output(), HasSubstr("resident.gguf was changed"));
 }
 
 TEST(EndToEnd, AfterAKillTheRestartedDaemonAnswersTheSame) {
