@@ -106,8 +106,9 @@ XP_API const char* xp_client_error(const xp_client* client);
  * A descriptor for poll/epoll/select that becomes readable when xp_next_event() may have something,
  * or -1 when not connected. It belongs to the client: do not read or close it. Protocol: call
  * xp_next_event(client, 0, &event) until it returns something else than XP_OK, then wait for
- * POLLIN, and repeat. A wake-up without an event (XP_TIMEOUT) is possible. The value changes with
- * every xp_connect().
+ * POLLIN, and repeat. Any other call on the client in between (xp_cancel(), xp_submit() ...) takes
+ * the wake-up back: call xp_next_event() again before waiting. A wake-up without an event
+ * (XP_TIMEOUT) is possible. The value changes with every xp_connect().
  */
 XP_API int xp_client_fd(const xp_client* client);
 

@@ -95,6 +95,17 @@ Result<void> make_directory(const Path& path, const char* key) {
     return {};
 }
 
+// Whoever may not write there most likely runs the daemon by hand, as another user.
+Result<UniqueFd> naming_key(Result<UniqueFd> result, const char* key) {
+    if (result || result.error().code == ErrorCode::kBusy) {
+        return result;
+    }
+    Error error = std::move(result).error();
+    error.message +=
+        fmt::format(" ([daemon] {}: run as the service's user, or set another path)", key);
+    return error;
+}
+
 Result<void> Control::start() {
     XP_TRY(signals_, block_signals());
     XP_CHECK(take_locks());
@@ -126,7 +137,8 @@ Result<void> Control::start() {
 Result<void> Control::take_locks() {
     XP_CHECK(make_directory(config_.state_dir, "state_dir"));
     const Path lock_path = config_.state_dir / "expertpackd.lock";
-    XP_TRY(state_lock_, open_file(lock_path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600));
+    XP_TRY(state_lock_, naming_key(open_file(lock_path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600),
+                                   "state_dir"));
     if (::flock(state_lock_.get(), LOCK_EX | LOCK_NB) != 0) {
         return make_error(ErrorCode::kBusy, "another expertpackd uses {} (it holds {}): stop it "
                           "first, or set another directory ([daemon] state_dir)",
@@ -139,7 +151,7 @@ Result<void> Control::take_locks() {
     }
     if (!passed_socket_) {
         XP_CHECK(make_directory(config_.socket.parent_path(), "socket"));
-        XP_TRY(socket_lock_, lock_socket_path(config_.socket));
+        XP_TRY(socket_lock_, naming_key(lock_socket_path(config_.socket), "socket"));
     }
     return {};
 }
