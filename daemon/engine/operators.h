@@ -170,14 +170,12 @@ struct ExpertArgs {
     float* out = nullptr;                // [n_rows][n_slots][down.rows]
 };
 
-enum class RouterScore : uint8_t { kSqrtSoftplus, kSigmoid, kSoftmax };
-
+// An expert's score is sqrt(softplus(logit)); its weight is its score over those of all chosen ones.
 struct RouteArgs {
     const float* logits = nullptr;       // [n_rows][n_experts]
     const float* bias = nullptr;         // [n_experts], for the choice only; may be null
     // [n_rows][top_k] fixed choices (hash routing) instead of the highest scores; may be null
     const uint32_t* host_fixed = nullptr;
-    RouterScore score = RouterScore::kSqrtSoftplus;
     bool normalise = true;
     float scale = 1;                     // of the weights, after normalising
     uint32_t n_experts = 0;

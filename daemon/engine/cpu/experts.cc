@@ -14,20 +14,6 @@ float sqrt_softplus(float z) {
     return std::sqrt(std::max(z, 0.0f) + std::log1p(std::exp(-std::fabs(z))));
 }
 
-void scores_of(RouterScore kind, const float* logits, uint32_t n, float* scores) {
-    if (kind == RouterScore::kSoftmax) {
-        const float max = *std::max_element(logits, logits + n);
-        float sum = 0;
-        for (uint32_t e = 0; e < n; ++e) sum += scores[e] = std::exp(logits[e] - max);
-        for (uint32_t e = 0; e < n; ++e) scores[e] /= sum;
-        return;
-    }
-    for (uint32_t e = 0; e < n; ++e) {
-        scores[e] = kind == RouterScore::kSigmoid ? 1 / (1 + std::exp(-logits[e]))
-                                                  : sqrt_softplus(logits[e]);
-    }
-}
-
 // Keeps a sum of scores usable as a divisor when all of them underflowed.
 constexpr float kMinScoreSum = 1e-20f;
 
@@ -40,8 +26,8 @@ void CpuOperators::route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_
         std::vector<float> choice(args.n_experts);
         std::vector<uint32_t> order(args.n_experts);
         for (uint64_t row = begin; row < end; ++row) {
-            scores_of(args.score, args.logits + row * args.n_experts, args.n_experts,
-                      scores.data());
+            std::transform(args.logits + row * args.n_experts,
+                           args.logits + (row + 1) * args.n_experts, scores.begin(), sqrt_softplus);
             uint32_t* ids = host_ids + row * args.top_k;
             float* weights = host_weights + row * args.top_k;
             if (args.host_fixed != nullptr) {

@@ -204,7 +204,7 @@ void DeepSeek4Pass::route() {
     std::vector<float> weights(ids.size());
     ops_.route({.logits = work_->router, .bias = l.router_bias,
                 .host_fixed = fixed.empty() ? nullptr : fixed.data(),
-                .score = RouterScore::kSqrtSoftplus, .normalise = c.expert_normalise,
+                .normalise = c.expert_normalise,
                 .scale = c.expert_scale, .n_experts = l.experts->n_experts, .top_k = c.top_k},
                n_rows(), ids.data(), weights.data());
     if (observer_.routed) observe_routing(ids, weights);
