@@ -21,6 +21,12 @@ struct Handed {
     std::vector<xp_model> models;
     std::vector<const xp_model*> model_pointers;
     xp_model_list list{};
+    std::vector<xp_score> scores;
+    std::vector<xp_request_info> requests;
+    std::vector<const xp_request_info*> request_pointers;
+    std::vector<xp_client_info> clients;
+    std::vector<const xp_client_info*> client_pointers;
+    xp_client_list client_list{};
 };
 
 }  // namespace
@@ -112,10 +118,27 @@ struct Viewer {
         view.code = reply.code.c_str();
         view.message = reply.message.c_str();
     }
+    void operator()(const xp::shm::Scores& reply) {
+        view.type = XP_EVENT_SCORES;
+        view.first = reply.first;
+        handed.scores.clear();
+        for (size_t i = 0; i < reply.logprobs.size(); ++i) {
+            handed.scores.push_back({reply.logprobs[i], reply.argmax[i]});
+        }
+        view.scores = handed.scores.data();
+        view.score_count = handed.scores.size();
+    }
+    void operator()(const xp::shm::Logits& reply) {
+        view.type = XP_EVENT_LOGITS;
+        view.first = reply.first;
+        view.logits = reply.values.data();
+        view.logit_count = reply.values.size();
+    }
     // Answers of synchronous calls: the connection makes no events of them.
     void operator()(const xp::shm::Pong&) {}
     void operator()(const xp::shm::ModelsReply&) {}
     void operator()(const xp::shm::StatsReply&) {}
+    void operator()(const xp::shm::ClientsReply&) {}
 };
 
 const xp_event* view_of(Handed& handed) {
@@ -125,6 +148,32 @@ const xp_event* view_of(Handed& handed) {
     handed.view.model = handed.view.text = handed.view.code = handed.view.message = "";
     std::visit(Viewer{handed, handed.view}, handed.event.reply);
     return &handed.view;
+}
+
+void fill_list(const xp::shm::ClientsReply& reply, Handed* handed) {
+    handed->requests.clear();
+    handed->clients.clear();
+    for (const auto& client : reply.clients) {
+        for (const auto& r : client.requests) {
+            handed->requests.push_back({r.id, static_cast<xp_task>(r.task),
+                                        static_cast<xp_request_state>(r.state), r.model.c_str(),
+                                        r.age_ms, r.prompt_tokens, r.prompt_done,
+                                        r.generated_tokens});
+        }
+        handed->clients.push_back({client.id, client.name.c_str(), client.pid, client.uid,
+                                   client.age_ms, client.requests.size(), nullptr});
+    }
+    // Only now: growing moves the entries.
+    handed->request_pointers.clear();
+    for (const auto& request : handed->requests) handed->request_pointers.push_back(&request);
+    handed->client_pointers.clear();
+    const xp_request_info* const* next = handed->request_pointers.data();
+    for (auto& client : handed->clients) {
+        client.requests = next;
+        next += client.request_count;
+        handed->client_pointers.push_back(&client);
+    }
+    handed->client_list = {handed->clients.size(), handed->client_pointers.data(), reply.hidden};
 }
 
 // Asks and checks that the answer is of the kind that the question has.
@@ -274,6 +323,26 @@ xp_status xp_stats_json(xp_client* client, int timeout_ms, const char** json) {
         if (status != XP_OK) return status;
         if (json) *json = answer->json.c_str();
         return XP_OK;
+    });
+}
+
+xp_status xp_clients(xp_client* client, int timeout_ms, const xp_client_list** list) {
+    return call(client, [&] {
+        const xp::shm::ClientsReply* answer = nullptr;
+        const xp_status status = ask(client, xp::shm::ListClients{}, timeout_ms, &answer);
+        if (status != XP_OK) return status;
+        fill_list(*answer, &client->handed);
+        if (list) *list = &client->handed.client_list;
+        return XP_OK;
+    });
+}
+
+xp_status xp_cancel_request(xp_client* client, uint64_t client_id, uint64_t request_id,
+                            int timeout_ms) {
+    return call(client, [&] {
+        if (client_id == 0) return client->connection.fail(XP_INVALID, "client_id is 0");
+        const xp::shm::Done* answer = nullptr;
+        return ask(client, xp::shm::Cancel{request_id, client_id}, timeout_ms, &answer);
     });
 }
 

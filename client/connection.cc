@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "shm/enclosure.h"
+
 namespace xp::client {
 namespace {
 
@@ -23,6 +25,11 @@ constexpr size_t kMaxInFlight = 65536;
 // Replies to requests that are over already, or that no such request has. An honest daemon sends
 // none; a few are forgiven.
 constexpr size_t kMaxIgnored = 4096;
+
+// Room in the request ring for the record of an enclosed request, wherever in the ring it begins: a
+// message of fewer than 128 bytes and a pad no longer than it. An enclosure is sent only when its
+// record is sure to follow.
+constexpr uint64_t kEnclosedRoom = 512;
 
 // Notices taken at a time: the daemon sends one in its life.
 constexpr int kMaxNotices = 16;
@@ -93,6 +100,10 @@ xp_status Connection::connect(std::string_view path, int timeout_ms) {
     info_.protocol_major = welcome.abi_major;
     info_.protocol_minor = welcome.abi_minor;
     info_.max_request_bytes = writer_->max_record_bytes() - sizeof(shm::RecordHeader);
+    if ((welcome.features & shm::kFeatureEnclosures) != 0) {
+        info_.max_request_bytes =
+            std::max<uint64_t>(info_.max_request_bytes, welcome.max_enclosed_bytes);
+    }
     info_.max_in_flight = welcome.max_in_flight != 0
                               ? welcome.max_in_flight
                               : static_cast<uint32_t>(kMaxInFlight);
@@ -181,7 +192,7 @@ xp_status Connection::submit(const shm::Generate& request, int timeout_ms, uint6
     }
     disarm();
     const uint64_t id = next_id_;
-    status = send(id, shm::encode_request(request), shm::Deadline(timeout_ms));
+    status = send(id, request, shm::Deadline(timeout_ms));
     if (status != XP_OK) return status;
     ++next_id_;
     in_flight_.emplace(id, Kind::kGenerate);
@@ -197,7 +208,7 @@ xp_status Connection::cancel(uint64_t request_id) {
     if (found == in_flight_.end() || found->second != Kind::kGenerate) return XP_OK;
     disarm();
     const uint64_t id = next_id_;
-    status = send(id, shm::encode_request(shm::Cancel{request_id}), shm::Deadline(0));
+    status = send(id, shm::Cancel{request_id}, shm::Deadline(0));
     if (status != XP_OK) return status;
     ++next_id_;
     in_flight_.emplace(id, Kind::kMuted);
@@ -210,7 +221,7 @@ xp_status Connection::ask(const shm::Request& request, int timeout_ms, shm::Repl
     disarm();
     const shm::Deadline deadline(timeout_ms);
     const uint64_t id = next_id_;
-    status = send(id, shm::encode_request(request), deadline);
+    status = send(id, request, deadline);
     if (status != XP_OK) return status;
     ++next_id_;
     in_flight_.emplace(id, Kind::kAsk);
@@ -239,24 +250,42 @@ xp_status Connection::ask(const shm::Request& request, int timeout_ms, shm::Repl
 }
 
 // Writes one request record, waiting for room until the deadline. Replies are taken meanwhile: a
-// daemon that has no room for them might not take requests either.
-xp_status Connection::send(uint64_t id, const std::vector<std::byte>& body,
+// daemon that has no room for them might not take requests either. What is larger than a record
+// goes in a sealed memfd, with a record in its place.
+xp_status Connection::send(uint64_t id, const shm::Request& request,
                            const shm::Deadline& deadline) {
     if (in_flight_.size() >= kMaxInFlight) {
         return fail(XP_BUSY, "too many requests are in flight: collect their events first");
     }
+    std::vector<std::byte> body = shm::encode_request(request);
+    if (body.size() > info_.max_request_bytes) {
+        return fail(XP_TOO_LARGE, "the request has " + std::to_string(body.size()) +
+                                      " bytes, the daemon takes at most " +
+                                      std::to_string(info_.max_request_bytes) +
+                                      ": shorten the prompt");
+    }
+    shm::Fd enclosure;
+    const size_t bytes = body.size();
+    if (bytes > writer_->max_record_bytes() - sizeof(shm::RecordHeader)) {
+        std::string error;
+        enclosure = shm::enclose(body, &error);
+        if (!enclosure) return fail(XP_SYSTEM, std::move(error));
+        body = shm::encode_request(shm::Enclosed{bytes});
+    }
     for (;;) {
-        switch (writer_->write(id, body)) {
-        case shm::RingStatus::kOk:
+        shm::RingStatus written = shm::RingStatus::kFull;
+        if (!enclosure || writer_->free_bytes() >= kEnclosedRoom) {
+            if (enclosure) {
+                const xp_status sent = send_enclosure(enclosure, bytes);
+                if (sent != XP_OK) return sent;
+            }
+            written = writer_->write(id, body);
+        }
+        if (written == shm::RingStatus::kOk) {
             if (writer_->peer_waits_for_data()) shm::ring_bell(channel_.req_bell.get());
             return XP_OK;
-        case shm::RingStatus::kTooLarge:
-            return fail(XP_TOO_LARGE,
-                        "the request has " + std::to_string(body.size()) +
-                            " bytes, the limit is " + std::to_string(info_.max_request_bytes) +
-                            " (half of the request ring): shorten the prompt");
-        case shm::RingStatus::kFull: break;
-        default:
+        }
+        if (written != shm::RingStatus::kFull) {
             die(XP_PROTOCOL, "the daemon broke the rules of the request ring");
             return why_dead_;
         }
@@ -265,13 +294,24 @@ xp_status Connection::send(uint64_t id, const std::vector<std::byte>& body,
         }
         if (!take_record()) {
             if (hung_up_) die(XP_GONE, "the daemon closed the connection");
-            if (state_ == State::kOpen && !wait(deadline, body.size())) {
+            const size_t room = enclosure ? kEnclosedRoom : body.size();
+            if (state_ == State::kOpen && !wait(deadline, room)) {
                 writer_->cancel_wait_for_space();
                 return fail(XP_BUSY, "the request ring is full: try again later");
             }
         }
         if (state_ != State::kOpen) return why_dead_;
     }
+}
+
+xp_status Connection::send_enclosure(const shm::Fd& message, size_t bytes) {
+    if (shm::send_notice(channel_.socket.get(), shm::NoticeKind::kEnclosed, bytes,
+                         message.get())) {
+        return XP_OK;
+    }
+    if (errno == EAGAIN) return fail(XP_BUSY, "the daemon is slow to take requests: try again");
+    // What the daemon said before it went is still to be read.
+    return fail(XP_GONE, "the daemon closed the connection");
 }
 
 // ---- events -----------------------------------------------------------------------------------
@@ -391,7 +431,7 @@ void Connection::look_at_socket() {
     for (int i = 0; i < kMaxNotices; ++i) {
         shm::Notice notice;
         std::string error;
-        switch (shm::receive_notice(channel_.socket.get(), &notice, &error)) {
+        switch (shm::receive_notice(channel_.socket.get(), &notice, nullptr, &error)) {
         case shm::ReceiveStatus::kOk:
             // Kinds that are not known are from a newer minor version, and may be ignored.
             if (notice.kind == static_cast<uint32_t>(shm::NoticeKind::kDrain)) info_.draining = 1;

@@ -63,7 +63,8 @@ private:
     bool usable(xp_status* status);
     bool forked() const;
     void die(xp_status status, std::string text);
-    xp_status send(uint64_t id, const std::vector<std::byte>& body, const shm::Deadline& deadline);
+    xp_status send(uint64_t id, const shm::Request& request, const shm::Deadline& deadline);
+    xp_status send_enclosure(const shm::Fd& message, size_t bytes);
     bool take_record();
     void dispatch(uint64_t id, shm::Reply reply, size_t bytes);
     void keep(Event event);

@@ -203,6 +203,17 @@ XP_API xp_status xp_generate_set_deadline_ms(xp_generate* request, uint32_t dead
 /* Who the request is for, when one client serves many users (at most 256 bytes). */
 XP_API xp_status xp_generate_set_end_user(xp_generate* request, const char* name);
 
+/* What is wanted of the prompt. */
+typedef enum xp_task {
+    XP_TASK_GENERATE = 0, /* text after it; the default */
+    XP_TASK_SCORE = 1,    /* how likely its tokens are: XP_EVENT_SCORES; nothing is generated, and
+                             settings of sampling mean nothing */
+    XP_TASK_TOKENIZE = 2  /* its token ids: XP_EVENT_TOKENS without text; no limit by the context */
+} xp_task;
+XP_API xp_status xp_generate_set_task(xp_generate* request, xp_task task);
+/* 1: XP_TASK_SCORE also gives the logits after the last token, as XP_EVENT_LOGITS. */
+XP_API xp_status xp_generate_set_last_logits(xp_generate* request, int on);
+
 /* ---- requests and events -------------------------------------------------------------------- */
 
 /*
@@ -226,7 +237,9 @@ typedef enum xp_event_type {
     XP_EVENT_TOKENS = 3,    /* channel, text, token_ids, logprobs */
     XP_EVENT_DONE = 4,      /* terminal: finish_reason, timings */
     XP_EVENT_CANCELLED = 5, /* terminal: code says why, timings */
-    XP_EVENT_FAILED = 6     /* terminal: code, message */
+    XP_EVENT_FAILED = 6,    /* terminal: code, message */
+    XP_EVENT_SCORES = 7,    /* first, scores: of the next positions of the prompt */
+    XP_EVENT_LOGITS = 8     /* first, logits: of the next token ids, after the prompt */
 } xp_event_type;
 
 typedef enum xp_channel {
@@ -263,6 +276,13 @@ typedef struct xp_timings {
     uint64_t read_bytes;     /* from the drive, for this request */
 } xp_timings;
 
+/* Of one position of the prompt. */
+typedef struct xp_score {
+    float logprob;           /* ln of the probability of its token, given those before it; 0 for the
+                                first token, which nothing predicts */
+    int32_t argmax;          /* the likeliest token after it */
+} xp_score;
+
 /* Which members are set depends on `type`, see xp_event_type; the others are 0 or NULL, except that
  * texts are never NULL. Texts are valid UTF-8 and end with a NUL. */
 typedef struct xp_event {
@@ -292,6 +312,12 @@ typedef struct xp_event {
      * "malformed", "io", "corrupt", "internal", and from this library "daemon_gone". */
     const char* code;
     const char* message;
+
+    uint32_t first;               /* SCORES: position; LOGITS: token id */
+    const xp_score* scores;
+    size_t score_count;
+    const float* logits;
+    size_t logit_count;
 } xp_event;
 
 /*
@@ -333,6 +359,48 @@ XP_API xp_status xp_ping(xp_client* client, int timeout_ms, const xp_pong** pong
 XP_API xp_status xp_models(xp_client* client, int timeout_ms, const xp_model_list** list);
 /* One JSON object with the daemon's counters. */
 XP_API xp_status xp_stats_json(xp_client* client, int timeout_ms, const char** json);
+
+typedef enum xp_request_state {
+    XP_REQUEST_QUEUED = 0,
+    XP_REQUEST_PREFILL = 1,
+    XP_REQUEST_DECODE = 2,
+    XP_REQUEST_PARKED = 3          /* its client does not take its replies */
+} xp_request_state;
+
+typedef struct xp_request_info {
+    uint64_t id;                   /* unique within its client */
+    xp_task task;
+    xp_request_state state;
+    const char* model;
+    uint64_t age_ms;
+    uint32_t prompt_tokens;        /* 0 while queued */
+    uint32_t prompt_done;
+    uint32_t generated_tokens;
+} xp_request_info;
+
+typedef struct xp_client_info {
+    uint64_t id;                   /* never reused while the daemon runs */
+    const char* name;
+    int32_t pid;
+    uint32_t uid;
+    uint64_t age_ms;               /* since it connected */
+    size_t request_count;
+    const xp_request_info* const* requests;
+} xp_client_info;
+
+typedef struct xp_client_list {
+    size_t count;
+    const xp_client_info* const* clients;
+    uint32_t hidden;               /* connected clients of other users, which are not listed */
+} xp_client_list;
+
+/* The clients of this user; of all users, for root and the user that the daemon runs as. */
+XP_API xp_status xp_clients(xp_client* client, int timeout_ms, const xp_client_list** list);
+
+/* Cancels a request that xp_clients() lists, or with request_id 0 all of that client's. It gets its
+ * Cancelled event as if its own client had cancelled it. XP_FAILED when there is no such request. */
+XP_API xp_status xp_cancel_request(xp_client* client, uint64_t client_id, uint64_t request_id,
+                                   int timeout_ms);
 
 #ifdef __cplusplus
 }

@@ -57,6 +57,8 @@ public:
     Generate& priority(int32_t value) { return set(xp_generate_set_priority, value); }
     Generate& deadline_ms(uint32_t value) { return set(xp_generate_set_deadline_ms, value); }
     Generate& end_user(const char* name) { return set(xp_generate_set_end_user, name); }
+    Generate& task(xp_task value) { return set(xp_generate_set_task, value); }
+    Generate& last_logits(bool on) { return set(xp_generate_set_last_logits, on ? 1 : 0); }
 
     // The first setter that failed, or XP_OK; error() is its text.
     xp_status status() const { return status_; }
@@ -110,6 +112,12 @@ public:
     }
     xp_status stats_json(const char** json, int timeout_ms = 5000) {
         return xp_stats_json(handle_.get(), timeout_ms, json);
+    }
+    xp_status clients(const xp_client_list** list, int timeout_ms = 5000) {
+        return xp_clients(handle_.get(), timeout_ms, list);
+    }
+    xp_status cancel_request(uint64_t client_id, uint64_t request_id, int timeout_ms = 5000) {
+        return xp_cancel_request(handle_.get(), client_id, request_id, timeout_ms);
     }
 
     const char* error() const { return handle_ ? xp_client_error(handle_.get()) : "no memory"; }

@@ -339,4 +339,21 @@ xp_status xp_generate_set_end_user(xp_generate* request, const char* name) {
     });
 }
 
+xp_status xp_generate_set_task(xp_generate* request, xp_task task) {
+    return set(request, [&] {
+        if (task < XP_TASK_GENERATE || task > XP_TASK_TOKENIZE) {
+            return invalid(request, "there is no task " + std::to_string(task));
+        }
+        request->value.task = static_cast<xp::shm::Task>(task);
+        return XP_OK;
+    });
+}
+
+xp_status xp_generate_set_last_logits(xp_generate* request, int on) {
+    return set(request, [&] {
+        request->value.last_logits = on != 0;
+        return XP_OK;
+    });
+}
+
 }  // extern "C"

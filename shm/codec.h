@@ -6,8 +6,8 @@
 //
 // Rules of the protocol: a client may have several requests in flight, told apart by request_id
 // (chosen by the client, non-zero, unique among its requests in flight). Every request that was
-// accepted ends in exactly one terminal reply: Done, Failed or Cancelled. Pong, ModelsReply and
-// StatsReply are terminal for their requests. Reference: docs/protocol.md.
+// accepted ends in exactly one terminal reply: Done, Failed or Cancelled. Pong, ModelsReply,
+// StatsReply and ClientsReply are terminal for their requests. Reference: docs/protocol.md.
 #pragma once
 
 #include <cstddef>
@@ -58,6 +58,13 @@ struct Sampling {
     uint64_t seed = 0;
 };
 
+// What is wanted of a prompt.
+//   kGenerate  text after it: Tokens replies
+//   kScore     how likely each of its tokens is: Scores replies and, if asked for, Logits; its
+//              tokens must fit into the context, nothing is generated
+//   kTokenize  its token ids, in Tokens replies without text; may be longer than the context
+enum class Task : uint8_t { kGenerate = 0, kScore = 1, kTokenize = 2 };
+
 struct Generate {
     std::string model;                  // empty: the daemon's first
     std::variant<RawText, RawTokens, Chat> prompt;
@@ -70,14 +77,26 @@ struct Generate {
     int32_t priority = 0;               // higher first
     uint32_t deadline_ms = 0;           // from acceptance; 0: none
     std::string end_user;               // fairness key behind a shared client; empty: the client
+    Task task = Task::kGenerate;
+    bool last_logits = false;           // kScore: also the logits after the last token
 };
 
-struct Cancel { uint64_t target = 0; };  // a request_id of the same client; ends in Done itself
+// With client 0, a request of the same connection: ends in Done in any case. Otherwise a request of
+// another client of the same user (any user, for root and the daemon's own), or with target 0 all
+// requests of that client: ends in Done, or in Failed "not_found".
+struct Cancel {
+    uint64_t target = 0;
+    uint64_t client = 0;                // a ClientEntry::id
+};
 struct Ping {};
 struct ListModels {};
 struct GetStats {};
+struct ListClients {};
+// The request itself is the message in the sealed memfd that was sent over the socket before this
+// record (shm/enclosure.h): for requests larger than a record.
+struct Enclosed { uint64_t bytes = 0; };
 
-using Request = std::variant<Generate, Cancel, Ping, ListModels, GetStats>;
+using Request = std::variant<Generate, Cancel, Ping, ListModels, GetStats, ListClients, Enclosed>;
 
 // ---- replies ----------------------------------------------------------------------------------
 
@@ -150,8 +169,46 @@ struct ModelsReply { std::vector<ModelEntry> models; };
 // One JSON object; its members are described in docs/stats.md.
 struct StatsReply { std::string json; };
 
+// Of the prompt's positions first, first + 1, ...; both vectors have the same length.
+struct Scores {
+    uint32_t first = 0;
+    // ln of the probability of the token at this position, given those before it; 0 for position
+    // 0, which nothing predicts.
+    std::vector<float> logprobs;
+    std::vector<int32_t> argmax;        // the likeliest token after this position
+};
+// A part of the logits after the prompt's last token: of the ids first, first + 1, ...
+struct Logits {
+    uint32_t first = 0;
+    std::vector<float> values;
+};
+
+enum class RequestState : uint8_t { kQueued = 0, kPrefill = 1, kDecode = 2, kParked = 3 };
+struct RequestEntry {
+    uint64_t id = 0;                    // as its client calls it
+    Task task = Task::kGenerate;
+    RequestState state = RequestState::kQueued;
+    std::string model;
+    uint64_t age_ms = 0;
+    uint32_t prompt_tokens = 0;         // 0 while queued
+    uint32_t prompt_done = 0;
+    uint32_t generated_tokens = 0;
+};
+struct ClientEntry {
+    uint64_t id = 0;                    // never reused while the daemon runs
+    std::string name;
+    int32_t pid = 0;
+    uint32_t uid = 0;
+    uint64_t age_ms = 0;
+    std::vector<RequestEntry> requests;
+};
+struct ClientsReply {
+    std::vector<ClientEntry> clients;   // those of the asking user; all, for root and the daemon's
+    uint32_t hidden = 0;                // connected clients of other users
+};
+
 using Reply = std::variant<Accepted, Progress, Tokens, Done, Cancelled, Failed, Pong, ModelsReply,
-                           StatsReply>;
+                           StatsReply, Scores, Logits, ClientsReply>;
 bool is_terminal(const Reply& reply);
 
 // ---- wire form --------------------------------------------------------------------------------
@@ -163,6 +220,8 @@ inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxMessages = 4096;
 inline constexpr size_t kMaxToolCalls = 4096;  // of all messages of a chat together
 inline constexpr size_t kMaxModels = 256;
+inline constexpr size_t kMaxClients = 4096;        // in a ClientsReply
+inline constexpr size_t kMaxClientRequests = 4096; // of all clients of a reply together
 inline constexpr float kMaxTemperature = 100.0f;
 
 // Never fail for structs within the limits above whose texts are UTF-8. A log-probability that is

@@ -11,6 +11,7 @@ namespace {
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
 // The most tables an honest message can have: messages, their tool calls, and the few around them.
 constexpr flatbuffers::uoffset_t kMaxTables = kMaxMessages + kMaxToolCalls + 64;
+static_assert(kMaxClients + kMaxClientRequests <= kMaxMessages + kMaxToolCalls);
 
 // Copies fields out of a verified buffer into plain values and keeps the first fault.
 //
@@ -62,6 +63,16 @@ public:
                 return fail(std::string(field) + " contains the negative id " +
                             std::to_string(id));
             }
+        }
+        return true;
+    }
+
+    bool finite(const flatbuffers::Vector<float>* from, const char* field,
+                std::vector<float>* to) {
+        if (!spend(from->size() * sizeof(float))) return false;
+        to->assign(from->begin(), from->end());
+        for (const float value : *to) {
+            if (!std::isfinite(value)) return fail(std::string(field) + " are not all finite");
         }
         return true;
     }
@@ -200,17 +211,24 @@ bool decode(Copier& c, const wire::Generate& from, Generate* to) {
     to->stream = from.stream();
     to->priority = from.priority();
     to->deadline_ms = from.deadline_ms();
-    return true;
+    to->last_logits = from.last_logits();
+    return c.enumerator(from.task(), Task::kTokenize, "task", &to->task);
 }
 
 bool decode(Copier& c, const wire::Cancel& from, Cancel* to) {
     to->target = from.target();
-    if (to->target == 0) return c.fail("the request to cancel is 0");
+    to->client = from.client();
+    if (to->target == 0 && to->client == 0) return c.fail("the request to cancel is 0");
     return true;
 }
 bool decode(Copier&, const wire::Ping&, Ping*) { return true; }
 bool decode(Copier&, const wire::ListModels&, ListModels*) { return true; }
 bool decode(Copier&, const wire::GetStats&, GetStats*) { return true; }
+bool decode(Copier&, const wire::ListClients&, ListClients*) { return true; }
+bool decode(Copier&, const wire::Enclosed& from, Enclosed* to) {
+    to->bytes = from.bytes();
+    return true;
+}
 
 // ---- replies
 
@@ -319,6 +337,68 @@ bool decode(Copier& c, const wire::StatsReply& from, StatsReply* to) {
     return c.text(from.json(), "stats", &to->json);
 }
 
+bool decode(Copier& c, const wire::Scores& from, Scores* to) {
+    to->first = from.first();
+    if (!c.finite(from.logprobs(), "log-probabilities", &to->logprobs)) return false;
+    if (!c.token_ids(from.argmax(), "argmax", &to->argmax)) return false;
+    if (to->logprobs.size() != to->argmax.size()) {
+        return c.fail("scores have " + std::to_string(to->logprobs.size()) +
+                      " log-probabilities, but " + std::to_string(to->argmax.size()) +
+                      " likeliest tokens");
+    }
+    return true;
+}
+
+bool decode(Copier& c, const wire::Logits& from, Logits* to) {
+    to->first = from.first();
+    return c.finite(from.values(), "logits", &to->values);
+}
+
+bool decode(Copier& c, const wire::RequestEntry& from, RequestEntry* to) {
+    to->id = from.id();
+    to->age_ms = from.age_ms();
+    to->prompt_tokens = from.prompt_tokens();
+    to->prompt_done = from.prompt_done();
+    to->generated_tokens = from.generated_tokens();
+    return c.enumerator(from.task(), Task::kTokenize, "task", &to->task) &&
+           c.enumerator(from.state(), RequestState::kParked, "state", &to->state) &&
+           c.name(from.model(), "model", &to->model);
+}
+
+bool decode(Copier& c, const wire::ClientEntry& from, size_t* requests_left, ClientEntry* to) {
+    to->id = from.id();
+    to->pid = from.pid();
+    to->uid = from.uid();
+    to->age_ms = from.age_ms();
+    if (!c.name(from.name(), "client name", &to->name)) return false;
+    const auto* requests = from.requests();
+    if (!requests) return true;
+    if (requests->size() > *requests_left) {
+        return c.fail("more than " + std::to_string(kMaxClientRequests) + " requests");
+    }
+    *requests_left -= requests->size();
+    to->requests.resize(requests->size());
+    for (flatbuffers::uoffset_t i = 0; i < requests->size(); ++i) {
+        if (!decode(c, *requests->Get(i), &to->requests[i])) return false;
+    }
+    return true;
+}
+
+bool decode(Copier& c, const wire::ClientsReply& from, ClientsReply* to) {
+    to->hidden = from.hidden();
+    const auto* clients = from.clients();
+    if (clients->size() > kMaxClients) {
+        return c.fail(std::to_string(clients->size()) + " clients, at most " +
+                      std::to_string(kMaxClients) + " are allowed");
+    }
+    to->clients.resize(clients->size());
+    size_t requests_left = kMaxClientRequests;
+    for (flatbuffers::uoffset_t i = 0; i < clients->size(); ++i) {
+        if (!decode(c, *clients->Get(i), &requests_left, &to->clients[i])) return false;
+    }
+    return true;
+}
+
 // ---- envelope
 
 template <class Plain, class Variant, class Wire>
@@ -374,6 +454,10 @@ std::optional<Request> decode_request(std::span<const std::byte> bytes, std::str
             return decode_as<ListModels, Request>(c, p->request_as_ListModels());
         case wire::Request::GetStats:
             return decode_as<GetStats, Request>(c, p->request_as_GetStats());
+        case wire::Request::ListClients:
+            return decode_as<ListClients, Request>(c, p->request_as_ListClients());
+        case wire::Request::Enclosed:
+            return decode_as<Enclosed, Request>(c, p->request_as_Enclosed());
         case wire::Request::NONE: break;
         }
     }
@@ -400,6 +484,10 @@ std::optional<Reply> decode_reply(std::span<const std::byte> bytes, std::string*
             return decode_as<ModelsReply, Reply>(c, p->reply_as_ModelsReply());
         case wire::Reply::StatsReply:
             return decode_as<StatsReply, Reply>(c, p->reply_as_StatsReply());
+        case wire::Reply::Scores: return decode_as<Scores, Reply>(c, p->reply_as_Scores());
+        case wire::Reply::Logits: return decode_as<Logits, Reply>(c, p->reply_as_Logits());
+        case wire::Reply::ClientsReply:
+            return decode_as<ClientsReply, Reply>(c, p->reply_as_ClientsReply());
         case wire::Reply::NONE: break;
         }
     }

@@ -115,11 +115,13 @@ std::vector<std::byte> encode(Builder& b, const Generate& request) {
     generate.add_priority(request.priority);
     generate.add_deadline_ms(request.deadline_ms);
     generate.add_end_user(end_user);
+    generate.add_task(static_cast<wire::Task>(request.task));
+    generate.add_last_logits(request.last_logits);
     return finish(b, wire::Request::Generate, generate.Finish().Union());
 }
 
 std::vector<std::byte> encode(Builder& b, const Cancel& request) {
-    return finish(b, wire::Request::Cancel, wire::CreateCancel(b, request.target).Union());
+    return finish(b, wire::Request::Cancel, wire::CreateCancel(b, request.target, request.client).Union());
 }
 std::vector<std::byte> encode(Builder& b, const Ping&) {
     return finish(b, wire::Request::Ping, wire::CreatePing(b).Union());
@@ -129,6 +131,12 @@ std::vector<std::byte> encode(Builder& b, const ListModels&) {
 }
 std::vector<std::byte> encode(Builder& b, const GetStats&) {
     return finish(b, wire::Request::GetStats, wire::CreateGetStats(b).Union());
+}
+std::vector<std::byte> encode(Builder& b, const ListClients&) {
+    return finish(b, wire::Request::ListClients, wire::CreateListClients(b).Union());
+}
+std::vector<std::byte> encode(Builder& b, const Enclosed& request) {
+    return finish(b, wire::Request::Enclosed, wire::CreateEnclosed(b, request.bytes).Union());
 }
 
 // ---- replies
@@ -144,6 +152,11 @@ Offset<wire::Timings> put(Builder& b, const Timings& t) {
 // nor JSON carries.
 float finite(float logprob) {
     return std::isfinite(logprob) ? logprob : -FLT_MAX;
+}
+
+std::vector<float> finite(std::vector<float> values) {
+    for (float& value : values) value = finite(value);
+    return values;
 }
 
 std::vector<std::byte> encode(Builder& b, const Accepted& reply) {
@@ -216,6 +229,36 @@ std::vector<std::byte> encode(Builder& b, const StatsReply& reply) {
     return finish(b, wire::Reply::StatsReply,
                   wire::CreateStatsReply(b, put(b, reply.json)).Union());
 }
+std::vector<std::byte> encode(Builder& b, const Scores& reply) {
+    const auto logprobs = b.CreateVector(finite(reply.logprobs));
+    const auto argmax = b.CreateVector(reply.argmax);
+    return finish(b, wire::Reply::Scores,
+                  wire::CreateScores(b, reply.first, logprobs, argmax).Union());
+}
+std::vector<std::byte> encode(Builder& b, const Logits& reply) {
+    const auto values = b.CreateVector(finite(reply.values));
+    return finish(b, wire::Reply::Logits, wire::CreateLogits(b, reply.first, values).Union());
+}
+std::vector<std::byte> encode(Builder& b, const ClientsReply& reply) {
+    std::vector<Offset<wire::ClientEntry>> clients;
+    for (const ClientEntry& client : reply.clients) {
+        std::vector<Offset<wire::RequestEntry>> requests;
+        for (const RequestEntry& request : client.requests) {
+            const auto model = put_optional(b, request.model);
+            requests.push_back(wire::CreateRequestEntry(
+                b, request.id, static_cast<wire::Task>(request.task),
+                static_cast<wire::RequestState>(request.state), model, request.age_ms,
+                request.prompt_tokens, request.prompt_done, request.generated_tokens));
+        }
+        const auto name = put_optional(b, client.name);
+        const auto vector = b.CreateVector(requests);
+        clients.push_back(wire::CreateClientEntry(b, client.id, name, client.pid, client.uid,
+                                                  client.age_ms, vector));
+    }
+    const auto vector = b.CreateVector(clients);
+    return finish(b, wire::Reply::ClientsReply,
+                  wire::CreateClientsReply(b, vector, reply.hidden).Union());
+}
 
 }  // namespace
 
@@ -231,7 +274,8 @@ std::vector<std::byte> encode_reply(const Reply& reply) {
 
 bool is_terminal(const Reply& reply) {
     return !std::holds_alternative<Accepted>(reply) && !std::holds_alternative<Progress>(reply) &&
-           !std::holds_alternative<Tokens>(reply);
+           !std::holds_alternative<Tokens>(reply) && !std::holds_alternative<Scores>(reply) &&
+           !std::holds_alternative<Logits>(reply);
 }
 
 }  // namespace xp::shm

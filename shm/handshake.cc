@@ -128,12 +128,13 @@ const char* welcome_status_name(WelcomeStatus status) {
     return "unknown";
 }
 
-bool send_notice(int socket, NoticeKind kind, uint64_t value) {
+bool send_notice(int socket, NoticeKind kind, uint64_t value, int enclosed) {
     const Notice notice{kNoticeMagic, static_cast<uint32_t>(kind), value};
-    return detail::send(socket, &notice, sizeof notice, {});
+    const std::span<const int> fds(&enclosed, enclosed >= 0 ? 1 : 0);
+    return detail::send(socket, &notice, sizeof notice, fds);
 }
 
-ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error) {
+ReceiveStatus receive_notice(int socket, Notice* notice, Fd* enclosed, std::string* error) {
     std::byte buffer[kMaxHelloBytes];
     detail::Datagram datagram;
     const ReceiveStatus status = detail::receive(socket, buffer, &datagram, error);
@@ -147,10 +148,14 @@ ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error) {
         *error = "a datagram on the socket is no notice";
         return ReceiveStatus::kBad;
     }
-    if (!datagram.fds.empty()) {
-        *error = "a notice came with descriptors";
+    const bool encloses =
+        enclosed != nullptr && notice->kind == static_cast<uint32_t>(NoticeKind::kEnclosed);
+    if (datagram.fds.size() != (encloses ? 1 : 0)) {
+        *error = "a notice of kind " + std::to_string(notice->kind) + " came with " +
+                 std::to_string(datagram.fds.size()) + " descriptors";
         return ReceiveStatus::kBad;
     }
+    if (encloses) *enclosed = std::move(datagram.fds.front());
     return ReceiveStatus::kOk;
 }
 

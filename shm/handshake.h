@@ -53,8 +53,8 @@ inline constexpr uint32_t kMaxRingBytes = uint32_t{64} << 20;
 using BootId = std::array<uint8_t, 16>;
 
 // Feature bits; what counts is the AND of both sides.
-// Bit 0 is reserved for prompts larger than a record, passed as a sealed memfd with a notice.
-inline constexpr uint64_t kFeatures = 0;
+inline constexpr uint64_t kFeatureEnclosures = 1;  // shm/enclosure.h
+inline constexpr uint64_t kFeatures = kFeatureEnclosures;
 
 struct Hello {
     uint32_t magic = kHelloMagic;
@@ -91,7 +91,7 @@ struct Welcome {
     uint32_t max_record_bytes = 0;        // of the req ring, with the record header
     uint32_t max_in_flight = 0;           // Generate requests of this connection at a time
     uint32_t max_context = 0;             // the largest context of the models; 0: unknown
-    uint32_t reserved0 = 0;
+    uint32_t max_enclosed_bytes = 0;      // of a request in a sealed memfd; 0: not taken
     uint8_t boot_id[16] = {};             // changes when the daemon started with empty caches
     uint8_t reserved[40] = {};
     char text[kWelcomeTextBytes] = {};    // why a client is refused; ends with a NUL
@@ -101,14 +101,14 @@ static_assert(sizeof(Welcome) == 256);
 // ---- notices ----------------------------------------------------------------------------------
 
 enum class NoticeKind : uint32_t {
-    kDrain = 1,  // daemon to client: shutting down, new Generate requests will be refused
-    // 2 is reserved for a prompt in a sealed memfd (client to daemon, one descriptor).
+    kDrain = 1,     // daemon to client: shutting down, new Generate requests will be refused
+    kEnclosed = 2,  // client to daemon, one descriptor: a request, see shm/enclosure.h
 };
 
 struct Notice {
     uint32_t magic = kNoticeMagic;
     uint32_t kind = 0;
-    uint64_t value = 0;                   // meaning by kind; 0 for kDrain
+    uint64_t value = 0;                   // kEnclosed: bytes of the message; kDrain: 0
 };
 static_assert(sizeof(Notice) == 16);
 
@@ -119,11 +119,13 @@ enum class ReceiveStatus : uint8_t {
     kBad,     // what came breaks the protocol; `error` says how
 };
 
-// Without blocking; false when the peer is gone or does not read.
-bool send_notice(int socket, NoticeKind kind, uint64_t value = 0);
-// Without blocking. Descriptors that come with a notice are closed and make it kBad. A kind that is
+// Without blocking; false when the peer is gone or does not read, errno says which. `enclosed` is
+// the descriptor of kEnclosed.
+bool send_notice(int socket, NoticeKind kind, uint64_t value = 0, int enclosed = -1);
+// Without blocking. A kEnclosed notice has exactly one descriptor, which comes in *enclosed; with
+// any other, or where `enclosed` is null, descriptors are closed and make it kBad. A kind that is
 // not known is handed out all the same: newer minors may add some, to be ignored.
-ReceiveStatus receive_notice(int socket, Notice* notice, std::string* error);
+ReceiveStatus receive_notice(int socket, Notice* notice, Fd* enclosed, std::string* error);
 
 // ---- bells ------------------------------------------------------------------------------------
 
@@ -151,6 +153,7 @@ struct ServerOffer {
     uint32_t max_resp_ring_bytes = kResponseRingBytes;
     uint32_t max_in_flight = 0;
     uint32_t max_context = 0;
+    uint32_t max_enclosed_bytes = 0;
     BootId boot_id{};
 };
 

@@ -26,6 +26,9 @@ ReceiveStatus receive(int socket, std::span<std::byte> buffer, Datagram* datagra
 // Sends one datagram without blocking; false with errno set.
 bool send(int socket, const void* data, size_t bytes, std::span<const int> fds);
 
+// Close-on-exec and sealable; not executable where the kernel knows how.
+Fd create_memfd(const char* name);
+
 // "WHAT: strerror(errno)".
 std::string errno_text(std::string_view what);
 

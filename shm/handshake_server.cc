@@ -10,9 +10,6 @@
 #include "shm/handshake.h"
 #include "shm/handshake_detail.h"
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U  // kernel 6.3; not in the headers of Debian 12
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -26,19 +23,11 @@ uint32_t negotiate(uint32_t wished, uint32_t offered) {
     return std::clamp(size, kMinRingBytes, kMaxRingBytes);
 }
 
-Fd create_memfd(const char* name) {
-    constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-    int fd = ::memfd_create(name, kFlags | MFD_NOEXEC_SEAL);
-    // Kernels before 6.3 do not know the flag; the memory is then merely mappable as code.
-    if (fd < 0 && errno == EINVAL) fd = ::memfd_create(name, kFlags);
-    return Fd(fd);
-}
-
 // A segment of the right size with its header, not yet sealed or mapped. The memory is allocated
 // now: running out later would be a SIGBUS in the middle of serving somebody.
 Fd create_segment(const char* name, uint32_t magic, uint64_t data_bytes, std::string* error) {
     const auto total = static_cast<off_t>(kDataOffset + data_bytes);
-    Fd fd = create_memfd(name);
+    Fd fd = detail::create_memfd(name);
     if (!fd) {
         *error = detail::errno_text("cannot create shared memory for a client");
         return {};
@@ -180,6 +169,7 @@ std::optional<ServerChannel> open_channel(int socket, const Hello& hello, const 
     welcome.max_record_bytes = welcome.req_ring_bytes / 2;
     welcome.max_in_flight = offer.max_in_flight;
     welcome.max_context = offer.max_context;
+    welcome.max_enclosed_bytes = offer.max_enclosed_bytes;
     std::copy(offer.boot_id.begin(), offer.boot_id.end(), welcome.boot_id);
     const int fds[kWelcomeFds] = {req.get(), resp.get(), channel.req_bell_ringer.get(),
                                   client_resp_bell.get()};

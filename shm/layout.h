@@ -23,7 +23,7 @@ namespace xp::shm {
 inline constexpr uint32_t kRequestMagic = 0x51525058;   // "XPRQ"
 inline constexpr uint32_t kResponseMagic = 0x53525058;  // "XPRS"
 inline constexpr uint16_t kAbiMajor = 1;
-inline constexpr uint16_t kAbiMinor = 0;
+inline constexpr uint16_t kAbiMinor = 1;
 
 inline constexpr uint64_t kLineBytes = 64;
 inline constexpr uint64_t kDataOffset = 4 * kLineBytes;

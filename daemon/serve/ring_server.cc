@@ -215,7 +215,7 @@ void RingServer::handle_socket(Connection& connection, uint32_t events) {
     }
     shm::Notice notice;
     std::string error;
-    switch (shm::receive_notice(connection.socket(), &notice, &error)) {
+    switch (shm::receive_notice(connection.socket(), &notice, nullptr, &error)) {
         case shm::ReceiveStatus::kOk:     // nothing is defined for the daemon yet
         case shm::ReceiveStatus::kAgain: return;
         case shm::ReceiveStatus::kClosed: return close(connection);

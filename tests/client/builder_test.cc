@@ -69,6 +69,8 @@ TEST(Builder, EveryFieldArrives) {
     EXPECT_EQ(xp_generate_set_priority(g, full.priority), XP_OK);
     EXPECT_EQ(xp_generate_set_deadline_ms(g, full.deadline_ms), XP_OK);
     EXPECT_EQ(xp_generate_set_end_user(g, full.end_user.c_str()), XP_OK);
+    EXPECT_EQ(xp_generate_set_task(g, static_cast<xp_task>(full.task)), XP_OK);
+    EXPECT_EQ(xp_generate_set_last_logits(g, 1), XP_OK);
     EXPECT_TRUE(received(request) == full);
 }
 

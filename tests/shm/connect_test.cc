@@ -82,7 +82,7 @@ TEST(Connect, OpensTwoRingsThatCarryRecordsBothWays) {
     Notice notice;
     std::string error;
     EXPECT_TRUE(wait_readable(client.channel.socket.get()));
-    EXPECT_EQ(receive_notice(client.channel.socket.get(), &notice, &error),
+    EXPECT_EQ(receive_notice(client.channel.socket.get(), &notice, nullptr, &error),
               ReceiveStatus::kClosed);
 }
 
@@ -248,7 +248,7 @@ TEST(ConnectNonsense, IsRefusedWithAReasonAndWithoutLeaks) {
     const std::pair<std::function<void(Nonsense*)>, std::string> cases[] = {
         {[](Nonsense* n) { n->bytes = sizeof(Welcome) - 1; }, "too short"},
         {[](Nonsense* n) { n->welcome.magic = 0; }, "no expertpackd"},
-        {[](Nonsense* n) { n->welcome.abi_major = 2; }, "2.0"},
+        {[](Nonsense* n) { n->welcome.abi_major = 2; }, "2.1"},
         {[](Nonsense* n) { n->welcome.abi_minor = 7; }, "1.7"},
         {[](Nonsense* n) { n->fds = 3; }, "3 descriptors"},
         {[](Nonsense* n) { n->fds = 0; }, "0 descriptors"},

@@ -97,8 +97,8 @@ TEST(Hello, OfAnotherMajorVersionIsRefusedWithBothVersions) {
     const HelloResult got = exchange(&hello, sizeof hello);
     EXPECT_EQ(got.status, ReceiveStatus::kBad);
     EXPECT_EQ(got.refusal, WelcomeStatus::kBadVersion);
-    EXPECT_THAT(got.error, HasSubstr("2.0"));
-    EXPECT_THAT(got.error, HasSubstr("1.0"));
+    EXPECT_THAT(got.error, HasSubstr("2.1"));
+    EXPECT_THAT(got.error, HasSubstr("1.1"));
 }
 
 TEST(Hello, ThatIsNoneIsRefused) {
@@ -373,9 +373,9 @@ TEST(NoticeTest, DrainArrives) {
     const Pair pair;
     Notice notice;
     std::string error;
-    EXPECT_EQ(receive_notice(pair.client.get(), &notice, &error), ReceiveStatus::kAgain);
+    EXPECT_EQ(receive_notice(pair.client.get(), &notice, nullptr, &error), ReceiveStatus::kAgain);
     ASSERT_TRUE(send_notice(pair.daemon.get(), NoticeKind::kDrain));
-    ASSERT_EQ(receive_notice(pair.client.get(), &notice, &error), ReceiveStatus::kOk);
+    ASSERT_EQ(receive_notice(pair.client.get(), &notice, nullptr, &error), ReceiveStatus::kOk);
     EXPECT_EQ(notice.kind, static_cast<uint32_t>(NoticeKind::kDrain));
 }
 
@@ -386,7 +386,7 @@ TEST(NoticeTest, BadOnesAreToldApart) {
         Notice notice;
         std::string error;
         const auto receive_bad = [&] {
-            EXPECT_EQ(receive_notice(pair.client.get(), &notice, &error), ReceiveStatus::kBad);
+            EXPECT_EQ(receive_notice(pair.client.get(), &notice, nullptr, &error), ReceiveStatus::kBad);
             return error;
         };
         const Notice good{kNoticeMagic, 1, 0};

@@ -46,16 +46,20 @@ inline bool operator==(const Sampling& a, const Sampling& b) {
 inline bool operator==(const Generate& a, const Generate& b) {
     const auto tie = [](const Generate& m) {
         const auto& [model, prompt, sampling, max_tokens, stop, ignore_eos, top_logprobs, stream,
-                     priority, deadline_ms, end_user] = m;
+                     priority, deadline_ms, end_user, task, last_logits] = m;
         return std::tie(model, prompt, sampling, max_tokens, stop, ignore_eos, top_logprobs, stream,
-                        priority, deadline_ms, end_user);
+                        priority, deadline_ms, end_user, task, last_logits);
     };
     return tie(a) == tie(b);
 }
-inline bool operator==(const Cancel& a, const Cancel& b) { return a.target == b.target; }
+inline bool operator==(const Cancel& a, const Cancel& b) {
+    return a.target == b.target && a.client == b.client;
+}
 inline bool operator==(const Ping&, const Ping&) { return true; }
 inline bool operator==(const ListModels&, const ListModels&) { return true; }
 inline bool operator==(const GetStats&, const GetStats&) { return true; }
+inline bool operator==(const ListClients&, const ListClients&) { return true; }
+inline bool operator==(const Enclosed& a, const Enclosed& b) { return a.bytes == b.bytes; }
 
 inline bool operator==(const Accepted& a, const Accepted& b) {
     const auto tie = [](const Accepted& m) {
@@ -112,6 +116,33 @@ inline bool operator==(const ModelEntry& a, const ModelEntry& b) {
 }
 inline bool operator==(const ModelsReply& a, const ModelsReply& b) { return a.models == b.models; }
 inline bool operator==(const StatsReply& a, const StatsReply& b) { return a.json == b.json; }
+inline bool operator==(const Scores& a, const Scores& b) {
+    const auto tie = [](const Scores& m) {
+        const auto& [first, logprobs, argmax] = m;
+        return std::tie(first, logprobs, argmax);
+    };
+    return tie(a) == tie(b);
+}
+inline bool operator==(const Logits& a, const Logits& b) {
+    return a.first == b.first && a.values == b.values;
+}
+inline bool operator==(const RequestEntry& a, const RequestEntry& b) {
+    const auto tie = [](const RequestEntry& m) {
+        const auto& [id, task, state, model, age, prompt, done, generated] = m;
+        return std::tie(id, task, state, model, age, prompt, done, generated);
+    };
+    return tie(a) == tie(b);
+}
+inline bool operator==(const ClientEntry& a, const ClientEntry& b) {
+    const auto tie = [](const ClientEntry& m) {
+        const auto& [id, name, pid, uid, age, requests] = m;
+        return std::tie(id, name, pid, uid, age, requests);
+    };
+    return tie(a) == tie(b);
+}
+inline bool operator==(const ClientsReply& a, const ClientsReply& b) {
+    return a.clients == b.clients && a.hidden == b.hidden;
+}
 
 // A chat with every member different from its default.
 inline Chat full_chat() {
@@ -142,6 +173,8 @@ inline Generate full_generate() {
     g.priority = std::numeric_limits<int32_t>::min();
     g.deadline_ms = 1234;
     g.end_user = "someone";
+    g.task = Task::kScore;
+    g.last_logits = true;
     return g;
 }
 
@@ -168,7 +201,8 @@ inline std::vector<Request> example_requests() {
     Generate defaults;
     defaults.prompt = Chat{{Message{}}, "", false, Effort::kLow};
     return {full_generate(), raw,    tokens,       empty,     no_ids, defaults,
-            Cancel{~uint64_t{0}},    Ping{},       ListModels{},      GetStats{}};
+            Cancel{~uint64_t{0}, 0}, Cancel{0, 7}, Cancel{5, ~uint64_t{0}},
+            Ping{}, ListModels{}, GetStats{}, ListClients{}, Enclosed{uint64_t{1} << 40}};
 }
 
 inline std::vector<Reply> example_replies() {
@@ -186,7 +220,15 @@ inline std::vector<Reply> example_replies() {
             Pong{"0.1.0", "cpu"},
             ModelsReply{{{"a", "deepseek4", "first", 4096, 129'280}, {"b", "kimi-k3", "", 1, 2}}},
             ModelsReply{},
-            StatsReply{R"({"a":1})"}};
+            StatsReply{R"({"a":1})"},
+            Scores{9, {0.0f, -1.5f, -FLT_MAX}, {3, 0, std::numeric_limits<int32_t>::max()}},
+            Scores{},
+            Logits{4096, {-0.25f, 1e30f}},
+            ClientsReply{{{7, "xpctl", 4711, 1000, 12'345,
+                           {{3, Task::kTokenize, RequestState::kParked, "demo", 99, 10, 5, 2}}},
+                          {8, "", -1, 0, 0, {}}},
+                         4},
+            ClientsReply{}};
 }
 
 }  // namespace xp::shm
