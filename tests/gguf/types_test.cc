@@ -21,48 +21,6 @@ using testing::HasSubstr;
 
 const Path kGoldens = Path(XP_TEST_DATA) / "quant";
 
-class Golden : public testing::TestWithParam<std::pair<GgmlType, const char*>> {};
-
-// == on floats: the same bits, with -0 equal to +0.
-TEST_P(Golden, DequantisesToTheSameFloats) {
-    const auto [type, name] = GetParam();
-    const std::string raw = read_bytes(kGoldens / fmt::format("{}.raw.bin", name));
-    const std::string expected = read_bytes(kGoldens / fmt::format("{}.raw_deq_f32.bin", name));
-    const uint64_t n = expected.size() / sizeof(float);
-    ASSERT_EQ(n, 1024u);
-    ASSERT_EQ(raw.size(), row_bytes(type, n));
-    std::vector<float> reference(n);
-    std::memcpy(reference.data(), expected.data(), expected.size());
-    std::vector<float> values(n, -1.0f);
-    traits_of(type).dequantise(reinterpret_cast<const std::byte*>(raw.data()), values.data(), n);
-    EXPECT_EQ(values, reference);
-    // Blocks in packs and files are not aligned.
-    const std::string shifted = "x" + raw;
-    traits_of(type).dequantise(reinterpret_cast<const std::byte*>(shifted.data() + 1),
-                               values.data(), n);
-    EXPECT_EQ(values, reference);
-}
-
-INSTANTIATE_TEST_SUITE_P(Types, Golden,
-                         testing::Values(std::pair{GgmlType::kQ8_0, "q8_0"},
-                                         std::pair{GgmlType::kQ4_0, "q4_0"},
-                                         std::pair{GgmlType::kMXFP4, "mxfp4"}),
-                         [](const auto& info) { return std::string(info.param.second); });
-
-TEST(Mxfp4, ScalesReachFromSubnormalToTheLargest) {
-    std::byte block[17] = {};
-    block[1] = std::byte{0x0f << 4 | 0x02};  // element 0: code 2, element 16: code 15
-    float values[32];
-    const auto& traits = traits_of(GgmlType::kMXFP4);
-    for (int e = 0; e < 255; ++e) {
-        block[0] = static_cast<std::byte>(e);
-        traits.dequantise(block, values, 32);
-        ASSERT_EQ(values[0], std::ldexp(2.0f, e - 128)) << e;
-        ASSERT_EQ(values[16], std::ldexp(-12.0f, e - 128)) << e;
-        ASSERT_EQ(values[1], 0.0f);
-    }
-}
-
 TEST(Traits, SizesAreThoseOfTheFormat) {
     std::istringstream table(read_bytes(kGoldens / "sizes.csv"));
     std::string line;
