@@ -7,7 +7,7 @@
 #include <set>
 
 #include "daemon/tiers/expert_cache.h"
-#include "tests/tiers/fake_backend.h"
+#include "tests/fault/faulty_backend.h"
 #include "tests/tiers/test_pack.h"
 
 namespace xp {
@@ -74,7 +74,7 @@ protected:
     }
 
     TestPack pack_{{{0}, {1}, {3}}};
-    FakeBackend backend_{7};
+    FaultyBackend backend_{7};
 };
 
 }  // namespace xp

@@ -6,7 +6,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
-using Fault = FakeBackend::Fault;
+using Fault = FaultyBackend::Fault;
 
 using ExpertCacheTest = CacheFixture;
 
@@ -138,7 +138,7 @@ TEST_F(ExpertCacheTest, AFailedReadNamesTheObjectPublishesNothingAndIsReadAfresh
     ASSERT_FALSE(group);
     EXPECT_EQ(group.error().code, ErrorCode::kIo);
     EXPECT_THAT(group.error().message, HasSubstr("expert 5 of layer 1"));
-    EXPECT_THAT(group.error().message, HasSubstr("has failed"));
+    EXPECT_THAT(group.error().message, HasSubstr("Input/output error"));
     EXPECT_FALSE(acquisition.next()) << "it is over";
     EXPECT_EQ(cache->stats().io_errors, 1u);
     EXPECT_EQ(cache->stats().slots_used, 1u) << "only expert 4";

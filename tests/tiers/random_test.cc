@@ -7,7 +7,7 @@
 namespace xp {
 namespace {
 
-using Fault = FakeBackend::Fault;
+using Fault = FaultyBackend::Fault;
 
 // One acquisition and what its user knows.
 struct Live {
@@ -89,7 +89,7 @@ protected:
 
     void run(uint64_t slots, const std::string& policy, bool faults) {
         SCOPED_TRACE(fmt::format("seed {}, {} slots, {}", GetParam(), slots, policy));
-        FakeBackend backend(GetParam() + 1);
+        FaultyBackend backend(GetParam() + 1);
         const auto cache =
             make(pack_, backend, slots, {.policy = policy, .verify = VerifyMode::kRead});
         if (faults) {
