@@ -2,16 +2,13 @@
 // expected ids are those of an independent implementation on the same weights.
 #include <fstream>
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "daemon/pack/build.h"
 #include "daemon/pack/pack.h"
-#include "expertpack.hpp"
-#include "tests/serve/process.h"
 #include "tests/service/fake_manager.h"
+#include "tests/support/demo_daemon.h"
 
 namespace xp {
 namespace {
@@ -20,122 +17,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using scripted::Process;
 using scripted::TempDir;
-
-constexpr int kWaitMs = 100'000;
-
-// The pack is built once for all tests, where O_DIRECT is likely to work: beside the programs.
-const Path& demo_pack() {
-    static const TempDir dir(Path(XP_TEST_WORK));
-    static const Path pack = [] {
-        const auto built =
-            build_pack(Path(XP_MODELS) / "xp-demo.gguf", dir / "demo.xpack", BuildOptions());
-        EXPECT_TRUE(built.ok()) << built.error().message;
-        return dir / "demo.xpack";
-    }();
-    return pack;
-}
-
-bool direct_io_works() {
-    for (const auto& file : std::filesystem::directory_iterator(demo_pack())) {
-        if (file.path().extension() == ".xpk") {
-            return UniqueFd(::open(file.path().c_str(), O_RDONLY | O_DIRECT)).get() >= 0;
-        }
-    }
-    return false;
-}
-
-nlohmann::json golden() {
-    std::ifstream file(Path(XP_TEST_DATA) / "xp-demo" / "golden.json");
-    return nlohmann::json::parse(file);
-}
-
-struct Answer {
-    std::vector<int32_t> prompt;
-    std::vector<int32_t> ids;
-    std::string text;
-    std::string end;
-    int terminals = 0;
-};
-
-// A running daemon with one model.
-class Daemon {
-public:
-    // `keys` are further lines of the configuration: keys of the model first, then sections.
-    explicit Daemon(const std::string& keys = "", std::vector<std::string> environment = {},
-                    const Path& pack = demo_pack()) {
-        std::ofstream(config()) << "[daemon]\nsocket = \"" << socket() << "\"\nstate_dir = \""
-                                << (dir_ / "state").string() << "\"\n[[model]]\nname = \"demo\"\n"
-                                << "pack = \"" << pack.string() << "\"\n" << keys
-                                << (keys.find("[io]") == std::string::npos ? "\n[io]" : "")
-                                << "\ndirect = " << (direct_io_works() ? "true" : "false") << "\n";
-        start(std::move(environment));
-    }
-    void start(std::vector<std::string> environment = {}) {
-        process_ = std::make_unique<Process>(
-            std::vector<std::string>{XP_DAEMON, "--config", config()}, environment);
-    }
-    std::string socket() const { return (dir_ / "d.sock").string(); }
-    std::string config() const { return (dir_ / "d.toml").string(); }
-    Process& process() { return *process_; }
-
-    // Connects as soon as the daemon is ready.
-    void connect(expertpack::Client& client) {
-        for (int n = 0; n < 5000 && process_->running(); ++n) {
-            if (client.connect(socket().c_str(), kWaitMs) == XP_OK) {
-                return;
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        }
-        FAIL() << "no daemon: " << client.error() << "\n" << process_->output();
-    }
-
-private:
-    TempDir dir_;
-    std::unique_ptr<Process> process_;
-};
-
-Answer ask(expertpack::Client& client, const expertpack::Generate& request) {
-    Answer answer;
-    uint64_t id = 0;
-    EXPECT_EQ(client.submit(request, &id, kWaitMs), XP_OK) << client.error();
-    const xp_event* event = nullptr;
-    while (client.next_event(&event, kWaitMs) == XP_OK) {
-        switch (event->type) {
-            case XP_EVENT_ACCEPTED:
-                answer.prompt.assign(event->prompt_tokens,
-                                     event->prompt_tokens + event->prompt_token_count);
-                break;
-            case XP_EVENT_TOKENS:
-                answer.ids.insert(answer.ids.end(), event->token_ids,
-                                  event->token_ids + event->token_count);
-                answer.text.append(event->text, event->text_length);
-                break;
-            case XP_EVENT_DONE:
-                answer.end = event->finish_reason == XP_FINISH_STOP ? "stop" : "length";
-                break;
-            case XP_EVENT_CANCELLED:
-            case XP_EVENT_FAILED:
-                answer.end = std::string(event->code) + ": " + event->message;
-                break;
-            default: break;
-        }
-        answer.terminals += event->terminal;
-    }
-    EXPECT_EQ(answer.terminals, 1);
-    return answer;
-}
-
-expertpack::Generate greedy(const std::vector<int32_t>& prompt, size_t max_tokens) {
-    expertpack::Generate request;
-    request.tokens(prompt).temperature(0).max_tokens(static_cast<uint32_t>(max_tokens));
-    return request;
-}
-
-nlohmann::json stats_of(expertpack::Client& client) {
-    const char* json = nullptr;
-    EXPECT_EQ(client.stats_json(&json, kWaitMs), XP_OK) << client.error();
-    return json ? nlohmann::json::parse(json) : nlohmann::json();
-}
+using support::Answer;
+using support::ask;
+using support::Daemon;
+using support::demo_pack;
+using support::golden;
+using support::greedy;
+using support::kWaitMs;
+using support::stats_of;
 
 TEST(EndToEnd, AllGoldenPromptsGiveTheGoldenTokens) {
     Daemon daemon;

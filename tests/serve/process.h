@@ -64,6 +64,8 @@ public:
         return pid_ > 0;
     }
     void signal(int number) const { ::kill(pid_, number); }
+    // -1 once it has ended and that was noticed.
+    pid_t pid() const { return pid_; }
     // The exit code, or 128 + signal.
     int wait() {
         if (pid_ > 0) {
