@@ -47,6 +47,10 @@ Result<std::unique_ptr<ModelHost>> ModelHost::open(const HostOptions& options,
     host->backend_ = host->operators_->describe();
     IoOptions io = options.io;
     XP_TRY(host->reads_, make_read_backend(io));
+    if (const IoStats reads = host->reads_->stats(); !reads.fallback_reason.empty()) {
+        host->warnings_.push_back(fmt::format("reading with {} instead of io_uring: {}",
+                                              reads.backend, reads.fallback_reason));
+    }
     for (const ModelSource& source : options.models) {
         progress(fmt::format("loading model {} from {}", source.name, source.pack.string()));
         auto model = host->open_model(source, options);

@@ -5,10 +5,6 @@
 namespace xp {
 namespace {
 
-// A reply has to fit into half a response ring of 1 MiB; the ids of a longer prompt stay out of
-// Accepted.
-constexpr size_t kMaxAcceptedIds = 100'000;
-
 shm::Failed failed(const Error& error) {
     return {error_code_name(error.code), reply_text(error.message)};
 }
@@ -212,8 +208,8 @@ void Scheduler::reap() {
         }
         if (job->cancelled) {
             shm::Cancelled reply{*job->cancelled, {}};
-            if (job->generation) {
-                reply.timings = job->generation->timings();
+            if (job->task) {
+                reply.timings = job->task->timings();
             }
             reply.timings.queued_us = job->queued_us;
             end(job, reply);
@@ -274,26 +270,27 @@ void Scheduler::advance(Jobs::iterator job) {
         end(job, failed(reason.error()));
         return;
     }
-    shm::Done done{**reason, job->generation->timings()};
+    shm::Done done{**reason, job->task->timings()};
     done.timings.queued_us = job->queued_us;
     end(job, done);
 }
 
 Result<std::optional<shm::FinishReason>> Scheduler::work_on(Job& job) {
-    if (!job.generation) {
-        XP_TRY(job.generation,
-               Generation::create(*job.model, job.request, options_.generation));
-        shm::Accepted accepted{job.model->name, job.generation->prompt()};
-        prompt_tokens_.fetch_add(accepted.prompt_tokens.size(), std::memory_order_relaxed);
-        if (accepted.prompt_tokens.size() > kMaxAcceptedIds) {
-            accepted.prompt_tokens.clear();
+    if (!job.task) {
+        XP_TRY(job.task, make_task(*job.model, job.request, options_.task));
+        job.request = {};
+        const auto prompt = job.task->prompt();
+        prompt_tokens_.fetch_add(prompt.size(), std::memory_order_relaxed);
+        shm::Accepted accepted{job.model->name, {}};
+        if (prompt.size() <= kReplyNumbers) {
+            accepted.prompt_tokens.assign(prompt.begin(), prompt.end());
         }
         outbox_.post(job.key, accepted, job.backlog);
     }
     std::vector<shm::Reply> replies;
-    const uint64_t generated_before = job.generation->timings().generated_tokens;
-    auto reason = job.generation->step(&replies);
-    generated_tokens_.fetch_add(job.generation->timings().generated_tokens - generated_before,
+    const uint64_t generated_before = job.task->timings().generated_tokens;
+    auto reason = job.task->step(&replies);
+    generated_tokens_.fetch_add(job.task->timings().generated_tokens - generated_before,
                                 std::memory_order_relaxed);
     for (const shm::Reply& reply : replies) {
         outbox_.post(job.key, reply, job.backlog);

@@ -27,9 +27,9 @@
 #include <thread>
 #include <vector>
 
-#include "daemon/serve/generation.h"
 #include "daemon/serve/model_host.h"
 #include "daemon/serve/outbox.h"
+#include "daemon/serve/task.h"
 #include "shm/codec.h"
 
 namespace xp {
@@ -37,7 +37,7 @@ namespace xp {
 struct SchedulerOptions {
     using Clock = std::chrono::steady_clock;
 
-    GenerationOptions generation;
+    TaskOptions task;
     // Waiting jobs. A full queue is minutes of work for most models; who comes later is told to try
     // again instead of waiting without knowing.
     size_t queue_limit = 64;
@@ -113,7 +113,7 @@ private:
         bool started = false;
         uint64_t queued_us = 0;
         // The engine thread's alone, as is everything it works on without the lock.
-        std::unique_ptr<Generation> generation;
+        std::unique_ptr<Task> task;
     };
     using Jobs = std::list<Job>;
 

@@ -115,7 +115,7 @@ Result<void> Control::start() {
     }
     XP_TRY(outbox_, Outbox::create());
     SchedulerOptions options;
-    options.generation.chunk_rows = config_.chunk_rows;
+    options.task.chunk_rows = config_.chunk_rows;
     scheduler_ = std::make_unique<Scheduler>(*host_, *outbox_, options);
 
     auto listener = passed_socket_ ? Listener::adopt(std::move(passed_socket_))

@@ -23,7 +23,7 @@ struct Outcome {
 };
 
 Outcome run(ServedModel& model, const shm::Generate& request,
-            GenerationOptions options = {}) {
+            TaskOptions options = {}) {
     Outcome outcome;
     auto generation = Generation::create(model, request, options);
     if (!generation) {
@@ -132,7 +132,7 @@ TEST(Generation, PrefillGoesInChunksAndAsksForTheLastLogitsOnly) {
         EXPECT_TRUE(logits.back() == 0 || pass.back().logits);
     };
     const auto model = scripted::make_served("m", script);
-    GenerationOptions options;
+    TaskOptions options;
     options.chunk_rows = 4;
     options.progress_interval = std::chrono::milliseconds(0);
     const Outcome outcome = run(*model, request_of(std::vector<TokenId>(10, 5)), options);
