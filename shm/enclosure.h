@@ -24,10 +24,12 @@ namespace xp::shm {
 // the daemon's ring thread for some 20 ms.
 inline constexpr uint32_t kMaxEnclosedBytes = uint32_t{16} << 20;
 
-// Enclosures of a connection that wait for their records. An honest client has one.
+// Enclosures of a connection that the daemon takes from the socket before their records come. An
+// honest client may have sent more when the daemon leaves its records in the ring for a while; they
+// wait in the socket, whose buffer bounds them.
 inline constexpr size_t kMaxWaitingEnclosures = 4;
 
-// A sealed memfd that holds `message`; an empty Fd and `error` when memory or descriptors are short.
+// A sealed memfd that holds `message`; nothing, and `error`, when memory or descriptors are short.
 Fd enclose(std::span<const std::byte> message, std::string* error);
 
 // Reads an enclosure of `bytes` bytes, which the caller has compared with its limit. False and

@@ -121,7 +121,8 @@ std::vector<std::byte> encode(Builder& b, const Generate& request) {
 }
 
 std::vector<std::byte> encode(Builder& b, const Cancel& request) {
-    return finish(b, wire::Request::Cancel, wire::CreateCancel(b, request.target, request.client).Union());
+    return finish(b, wire::Request::Cancel,
+                  wire::CreateCancel(b, request.target, request.client).Union());
 }
 std::vector<std::byte> encode(Builder& b, const Ping&) {
     return finish(b, wire::Request::Ping, wire::CreatePing(b).Union());

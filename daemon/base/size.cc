@@ -17,10 +17,11 @@ constexpr std::array<Unit, 5> kUnits = {
 
 Result<uint64_t> parse_size(std::string_view text) {
     const auto fail = [&] {
-        return make_error(ErrorCode::kInvalidArgument,
-                          "\"{}\" is not a size; write a whole number with B, KiB, MiB, GiB or TiB, "
-                          "for example \"64MiB\"",
-                          text);
+        return make_error(
+            ErrorCode::kInvalidArgument,
+            "\"{}\" is not a size; write a whole number with B, KiB, MiB, GiB or TiB, "
+            "for example \"64MiB\"",
+            text);
     };
     uint64_t value = 0;
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -39,7 +40,8 @@ Result<uint64_t> parse_size(std::string_view text) {
 std::string format_size(uint64_t bytes) {
     for (const Unit& unit : kUnits) {
         if (unit.shift == 0 || bytes < uint64_t{1} << unit.shift) continue;
-        const double value = static_cast<double>(bytes) / static_cast<double>(uint64_t{1} << unit.shift);
+        const double value =
+            static_cast<double>(bytes) / static_cast<double>(uint64_t{1} << unit.shift);
         return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, unit.suffix);
     }
     return fmt::format("{} B", bytes);

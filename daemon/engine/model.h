@@ -94,8 +94,8 @@ public:
     // kNoMemory when the state does not fit.
     virtual Result<std::unique_ptr<Sequence>> create_sequence() = 0;
     // Checks rows: token ids in range, room in the context, consecutive rows per sequence.
-    virtual Result<std::unique_ptr<ForwardPass>> forward(std::span<const Row> rows,
-                                                         const PassObserver* observer = nullptr) = 0;
+    virtual Result<std::unique_ptr<ForwardPass>> forward(
+        std::span<const Row> rows, const PassObserver* observer = nullptr) = 0;
 };
 
 // Loads the resident weights of a pack for its architecture. kUnsupported names what is missing.

@@ -81,7 +81,7 @@ struct AttentionArgs {
     uint32_t dim = 0;
     uint32_t window = 0;                 // positions p − window + 1 .. p
     uint32_t ratio = 0;                  // compressed rows 0 .. (p + 1) / ratio − 1 are visible
-    const uint32_t* picks = nullptr;     // [n_rows][max_picks] from index_rows, or null: all visible
+    const uint32_t* picks = nullptr;     // [n_rows][max_picks] of index_rows; null: all visible
     uint32_t max_picks = 0;
     const float* sinks = nullptr;        // [n_heads]
     float scale = 1;
@@ -170,7 +170,7 @@ struct ExpertArgs {
     float* out = nullptr;                // [n_rows][n_slots][down.rows]
 };
 
-// An expert's score is sqrt(softplus(logit)); its weight is its score over those of all chosen ones.
+// Score of an expert: sqrt(softplus(logit)); its weight is its score over those of all chosen ones.
 struct RouteArgs {
     const float* logits = nullptr;       // [n_rows][n_experts]
     const float* bias = nullptr;         // [n_experts], for the choice only; may be null
@@ -189,7 +189,8 @@ public:
     virtual std::string describe() const = 0;
 
     // ---- memory -----------------------------------------------------------------------------
-    virtual Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) = 0;  // zero-filled
+    // Zero-filled.
+    virtual Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) = 0;
     virtual void upload(std::byte* to, std::span<const std::byte> host_from) = 0;
     virtual void download(std::span<std::byte> host_to, const std::byte* from) const = 0;
 

@@ -27,7 +27,8 @@ double log_normaliser(std::span<const float> logits) {
 }  // namespace
 
 Result<void> check_sampling(const SamplingOptions& options) {
-    const auto check = [](bool ok, const char* name, const char* range, float value) -> Result<void> {
+    const auto check = [](bool ok, const char* name, const char* range,
+                          float value) -> Result<void> {
         if (ok) return {};
         return make_error(ErrorCode::kInvalidArgument, "{} must be {}, not {}", name, range, value);
     };

@@ -11,7 +11,8 @@ constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
 
 }  // namespace
 
-Result<const TensorInfo*> WeightLoader::find(Names names, std::initializer_list<uint64_t> ne) const {
+Result<const TensorInfo*> WeightLoader::find(Names names,
+                                             std::initializer_list<uint64_t> ne) const {
     for (const std::string& name : names) {
         const TensorInfo* tensor = file_.find_tensor(name);
         if (tensor == nullptr) continue;
@@ -29,8 +30,8 @@ Result<const TensorInfo*> WeightLoader::find(Names names, std::initializer_list<
 Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
     XP_TRY(const TensorInfo* tensor, find(names, {cols, rows}));
     if (traits_of(tensor->type).dequantise == nullptr) {
-        return make_error(ErrorCode::kUnsupported, "tensor {} has type {}, which cannot be computed "
-                          "with", tensor->name, traits_of(tensor->type).name);
+        return make_error(ErrorCode::kUnsupported,
+                          "tensor {} has type {}, which cannot be computed with", tensor->name, traits_of(tensor->type).name);
     }
     XP_TRY(DeviceBuffer buffer, operators_.allocate(tensor->bytes, tensor->name));
     std::vector<std::byte> staging(std::min(kStagingBytes, tensor->bytes));
@@ -53,8 +54,8 @@ Result<const float*> WeightLoader::floats(Names names, std::initializer_list<uin
     XP_TRY(const TensorInfo* tensor, find(names, ne));
     const TypeTraits& traits = traits_of(tensor->type);
     if (traits.dequantise == nullptr) {
-        return make_error(ErrorCode::kUnsupported, "tensor {} has type {}, which cannot be computed "
-                          "with", tensor->name, traits.name);
+        return make_error(ErrorCode::kUnsupported,
+                          "tensor {} has type {}, which cannot be computed with", tensor->name, traits.name);
     }
     std::vector<std::byte> stored(tensor->bytes);
     XP_CHECK(file_.read_tensor(*tensor, 0, stored));

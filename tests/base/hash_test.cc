@@ -5,7 +5,9 @@
 namespace xp {
 namespace {
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) {
+    return std::as_bytes(std::span(text));
+}
 
 // FIPS 180-2, appendix B.1.
 TEST(Hash, Sha256OfAbcIsTheStandardsValue) {

@@ -83,22 +83,28 @@ TEST_F(ModelLoadingTest, MissingAndMisshapenTensorsAreNamed) {
 TEST_F(ModelLoadingTest, OldTensorNamesAreAccepted) {
     EXPECT_EQ(error_of({.rename_tensor = "blk.0.attn_kv.weight",
                         .new_name = "blk.0.attn_kv_a_mqa.weight"}), "");
-    EXPECT_EQ(error_of({.rename_tensor = "output_hc_fn.weight", .new_name = "hc_head_fn.weight"}), "");
+    EXPECT_EQ(error_of({.rename_tensor = "output_hc_fn.weight", .new_name = "hc_head_fn.weight"}),
+              "");
 }
 
 TEST_F(ModelLoadingTest, ImpossibleHyperparametersAreNamed) {
     const auto with = [&](const std::string& key, GgufValue value) {
         return error_of({.metadata = [&](GgufMetadata& m) { m.set(key, value); }});
     };
-    EXPECT_MENTIONS(with("deepseek4.attention.compress_ratios", GgufValue::i32s({0, 0, 4, 64, 4, 128})), "64");
-    EXPECT_MENTIONS(with("deepseek4.attention.compress_ratios", GgufValue::i32s({0, 0})), "2 values for 6");
+    EXPECT_MENTIONS(
+        with("deepseek4.attention.compress_ratios", GgufValue::i32s({0, 0, 4, 64, 4, 128})), "64");
+    EXPECT_MENTIONS(with("deepseek4.attention.compress_ratios", GgufValue::i32s({0, 0})),
+                    "2 values for 6");
     EXPECT_MENTIONS(with("deepseek4.expert_gating_func", GgufValue::u32(2)), "expert_gating_func");
     EXPECT_MENTIONS(with("deepseek4.expert_used_count", GgufValue::u32(17)), "16 experts");
-    EXPECT_MENTIONS(with("deepseek4.rope.dimension_count", GgufValue::u32(63)), "rope.dimension_count");
+    EXPECT_MENTIONS(with("deepseek4.rope.dimension_count", GgufValue::u32(63)),
+                    "rope.dimension_count");
     EXPECT_MENTIONS(with("deepseek4.rope.scaling.type", GgufValue::string("linear")), "linear");
-    EXPECT_MENTIONS(with("deepseek4.swiglu_clamp_exp", GgufValue::f32s({1, 2})), "swiglu_clamp_exp");
+    EXPECT_MENTIONS(with("deepseek4.swiglu_clamp_exp", GgufValue::f32s({1, 2})),
+                    "swiglu_clamp_exp");
     EXPECT_MENTIONS(with("deepseek4.block_count", GgufValue::u32(7)), "6 values for 7 layers");
-    EXPECT_MENTIONS(with("deepseek4.hyper_connection.count", GgufValue::u32(9)), "hyper_connection.count");
+    EXPECT_MENTIONS(with("deepseek4.hyper_connection.count", GgufValue::u32(9)),
+                    "hyper_connection.count");
 }
 
 // nextn_predict_layers is set in files without such a block; it must not count as a layer.

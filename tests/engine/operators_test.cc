@@ -103,7 +103,9 @@ TEST_P(OperatorsTest, RopeTurnsTrailingPairsAndInverseTurnsBack) {
     for (uint32_t r = 0; r < n; ++r) {
         for (uint32_t h = 0; h < heads; ++h) {
             const uint32_t base = (r * heads + h) * dim;
-            for (uint32_t d = 0; d < dim - rope_dims; ++d) EXPECT_EQ(x[base + d], original[base + d]);
+            for (uint32_t d = 0; d < dim - rope_dims; ++d) {
+                EXPECT_EQ(x[base + d], original[base + d]);
+            }
             for (uint32_t i = 0; i < rope_dims / 2; ++i) {
                 const uint32_t at = base + dim - rope_dims + 2 * i;
                 const double c = std::cos(0.3 * r * (i + 1)), s = std::sin(0.3 * r * (i + 1));
@@ -151,7 +153,9 @@ TEST_P(OperatorsTest, AttentionIsOneSoftmaxOverWindowCompressedRowsAndSink) {
         for (uint32_t r = 0; r < n; ++r) {
             const uint64_t p = position + r;
             std::vector<const float*> keys;
-            for (uint64_t j = p + 1 > window ? p + 1 - window : 0; j <= p; ++j) keys.push_back(&rows[j * dim]);
+            for (uint64_t j = p + 1 > window ? p + 1 - window : 0; j <= p; ++j) {
+                keys.push_back(&rows[j * dim]);
+            }
             for (uint32_t j = 0; j < max_picks; ++j) {
                 const uint32_t pick = picks[r * max_picks + j];
                 if (pick != kNoPick) keys.push_back(&compressed[pick * dim]);
@@ -171,7 +175,8 @@ TEST_P(OperatorsTest, AttentionIsOneSoftmaxOverWindowCompressedRowsAndSink) {
             }
         }
         ops_->update_rings(args);
-        for (uint64_t p = position + n > window ? position + n - window : 0; p < position + n; ++p) {
+        for (uint64_t p = position + n > window ? position + n - window : 0; p < position + n;
+             ++p) {
             for (uint32_t d = 0; d < dim; ++d) {
                 EXPECT_EQ(ring[p % window * dim + d], rows[p * dim + d]) << "position " << p;
             }
@@ -192,7 +197,8 @@ TEST_P(OperatorsTest, CompressorPoolsOverlappingWindows) {
         auto compressed = poisoned((n / ratio) * dim);
         // In two calls, so that state is carried over inside a window.
         for (const auto& [first, count] : {std::pair{0u, 9u}, std::pair{9u, n - 9}}) {
-            const CompressorSegment segment = {0, count, first, key_buffer.data(), gate_buffer.data(),
+            const CompressorSegment segment = {0, count, first,
+                                               key_buffer.data(), gate_buffer.data(),
                                                reinterpret_cast<std::byte*>(compressed.data())};
             ops_->compress({.keys = &keys[first * width], .gates = &gates[first * width],
                             .bias = bias.data(), .norm = norm.data(), .epsilon = 1e-6f,
@@ -210,13 +216,17 @@ TEST_P(OperatorsTest, CompressorPoolsOverlappingWindows) {
                     sum += e;
                     weighted += e * keys[token * width + channel];
                 };
-                for (uint32_t m = 0; factor == 2 && w > 0 && m < ratio; ++m) take((w - 1) * ratio + m, d);
+                for (uint32_t m = 0; factor == 2 && w > 0 && m < ratio; ++m) {
+                    take((w - 1) * ratio + m, d);
+                }
                 for (uint32_t m = 0; m < ratio; ++m) take(w * ratio + m, (factor - 1) * dim + d);
                 pooled[d] = weighted / sum;
             }
             double square = 0;
             for (const double v : pooled) square += v * v;
-            for (uint32_t d = 0; d < dim; ++d) pooled[d] *= norm[d] / std::sqrt(square / dim + 1e-6);
+            for (uint32_t d = 0; d < dim; ++d) {
+                pooled[d] *= norm[d] / std::sqrt(square / dim + 1e-6);
+            }
             for (uint32_t i = 0; i < rope_dims / 2; ++i) {
                 const double angle = w * ratio * frequencies[i];
                 double& a = pooled[dim - rope_dims + 2 * i];
@@ -304,7 +314,8 @@ TEST_P(OperatorsTest, HyperConnectionPostMixesTransposed) {
             for (uint32_t d = 0; d < dim; d += 7) {
                 double sum = double{post_comb[r * 20 + k]} * o[r * dim + d];
                 for (uint32_t j = 0; j < streams; ++j) {
-                    sum += double{post_comb[r * 20 + 4 + 4 * j + k]} * before[(r * streams + j) * dim + d];
+                    sum += double{post_comb[r * 20 + 4 + 4 * j + k]} *
+                           before[(r * streams + j) * dim + d];
                 }
                 EXPECT_NEAR(state[(r * streams + k) * dim + d], sum, 1e-5);
             }

@@ -75,8 +75,9 @@ TEST(Sampler, RefusesOptionsOutOfRange) {
     EXPECT_TRUE(check_sampling({.temperature = 0}));
     for (const SamplingOptions& bad :
          {SamplingOptions{.temperature = -1}, SamplingOptions{.temperature = NAN},
-          SamplingOptions{.top_p = 0}, SamplingOptions{.top_p = 1.5f}, SamplingOptions{.top_p = NAN},
-          SamplingOptions{.min_p = -0.1f}, SamplingOptions{.min_p = 1}}) {
+          SamplingOptions{.top_p = 0}, SamplingOptions{.top_p = 1.5f},
+          SamplingOptions{.top_p = NAN}, SamplingOptions{.min_p = -0.1f},
+          SamplingOptions{.min_p = 1}}) {
         EXPECT_FALSE(check_sampling(bad));
     }
 }

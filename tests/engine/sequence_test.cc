@@ -80,8 +80,8 @@ TEST_P(SequenceTest, BatchOfSequencesGivesEachItsOwnBytes) {
     }
     // Different numbers of rows per sequence and pass: prompt chunks beside single tokens.
     std::vector<size_t> done(4, 0);
-    for (size_t pass_index = 0; std::any_of(done.begin(), done.end(), [&](size_t d) { return d < n; });
-         ++pass_index) {
+    for (size_t pass_index = 0;
+         std::any_of(done.begin(), done.end(), [&](size_t d) { return d < n; }); ++pass_index) {
         std::vector<Row> rows;
         std::vector<std::pair<size_t, size_t>> owner;
         for (size_t s = 0; s < 4; ++s) {
@@ -151,7 +151,8 @@ TEST_P(SequenceTest, RestoreRefusesWhatIsNotItsOwn) {
     const std::vector<std::byte> snapshot = original->snapshot();
     const auto other = sequence();
     for (const size_t size : {size_t{0}, size_t{10}, size_t{63}, snapshot.size() - 1}) {
-        EXPECT_EQ(other->restore(std::span(snapshot).first(size)).error().code, ErrorCode::kCorrupt);
+        EXPECT_EQ(other->restore(std::span(snapshot).first(size)).error().code,
+                  ErrorCode::kCorrupt);
     }
     std::vector<std::byte> longer = snapshot;
     longer.push_back(std::byte{0});

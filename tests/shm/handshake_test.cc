@@ -386,7 +386,8 @@ TEST(NoticeTest, BadOnesAreToldApart) {
         Notice notice;
         std::string error;
         const auto receive_bad = [&] {
-            EXPECT_EQ(receive_notice(pair.client.get(), &notice, nullptr, &error), ReceiveStatus::kBad);
+            EXPECT_EQ(receive_notice(pair.client.get(), &notice, nullptr, &error),
+                      ReceiveStatus::kBad);
             return error;
         };
         const Notice good{kNoticeMagic, 1, 0};

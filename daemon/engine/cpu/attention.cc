@@ -143,7 +143,9 @@ void pool_channel(const CompressorArgs& args, const CompressorSegment& segment, 
             return buffer[uint64_t{slot} * width + half * args.dim + d];
         };
         float max = -INFINITY;
-        for (uint32_t slot = 0; slot < n_slots; ++slot) max = std::max(max, at(segment.gates, slot));
+        for (uint32_t slot = 0; slot < n_slots; ++slot) {
+            max = std::max(max, at(segment.gates, slot));
+        }
         float sum = 0;
         float weighted = 0;
         for (uint32_t slot = 0; slot < n_slots; ++slot) {

@@ -124,7 +124,8 @@ Result<void> read_rope(const GgufMetadata& metadata, DeepSeek4Config& config) {
     if (type == "none") return {};
     if (type != "yarn") return bad("rope.scaling.type", fmt::format("\"{}\" is not known", type));
     XP_TRY(const float factor, reader.number("rope.scaling.factor"));
-    XP_TRY(const uint32_t original, reader.size("rope.scaling.original_context_length", UINT32_MAX));
+    XP_TRY(const uint32_t original,
+           reader.size("rope.scaling.original_context_length", UINT32_MAX));
     XP_TRY(const float fast,
            metadata.get_float_or(Reader::full("rope.scaling.yarn_beta_fast"), 32));
     XP_TRY(const float slow, metadata.get_float_or(Reader::full("rope.scaling.yarn_beta_slow"), 1));
@@ -145,7 +146,8 @@ Result<void> read_experts(const GgufMetadata& metadata, DeepSeek4Config& config)
     XP_TRY(const uint64_t gating, metadata.get_uint_or(Reader::full("expert_gating_func"),
                                                        kGatingSqrtSoftplus));
     if (gating != kGatingSqrtSoftplus) {
-        return bad("expert_gating_func", fmt::format("{} is not known; 4 (sqrt-softplus) is", gating));
+        return bad("expert_gating_func",
+                   fmt::format("{} is not known; 4 (sqrt-softplus) is", gating));
     }
     XP_TRY(const uint64_t shared, metadata.get_uint_or(Reader::full("expert_shared_count"), 1));
     if (shared != 1) return bad("expert_shared_count", fmt::format("{} instead of 1", shared));
@@ -216,11 +218,15 @@ Result<DeepSeek4Config> read_deepseek4_config(const GgufFile& file) {
     XP_TRY(const uint64_t iterations,
            metadata.get_uint_or(Reader::full("hyper_connection.sinkhorn_iterations"), 20, 1000));
     config.sinkhorn_iterations = static_cast<uint32_t>(iterations);
-    XP_TRY(config.hc_epsilon, metadata.get_float_or(Reader::full("hyper_connection.epsilon"), 1e-6f));
+    XP_TRY(config.hc_epsilon,
+           metadata.get_float_or(Reader::full("hyper_connection.epsilon"), 1e-6f));
     const TensorInfo* embedding = file.find_tensor("token_embd.weight");
-    if (embedding == nullptr) return make_error(ErrorCode::kCorrupt, "token_embd.weight is missing");
+    if (embedding == nullptr) {
+        return make_error(ErrorCode::kCorrupt, "token_embd.weight is missing");
+    }
     if (embedding->ne[1] == 0 || embedding->ne[1] > INT32_MAX) {
-        return make_error(ErrorCode::kCorrupt, "token_embd.weight has shape {}", embedding->shape());
+        return make_error(ErrorCode::kCorrupt, "token_embd.weight has shape {}",
+                          embedding->shape());
     }
     config.n_vocab = static_cast<uint32_t>(embedding->ne[1]);
     return config;

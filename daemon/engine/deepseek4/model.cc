@@ -101,9 +101,9 @@ Result<void> DeepSeek4Model::load_attention(WeightLoader& loader, uint32_t index
                                     p + "attn_kv_a_mqa.weight"}, head_dim, dim));
     XP_TRY(layer.kv_norm, loader.floats({p + "attn_kv_a_norm.weight"}, {head_dim}));
     XP_TRY(layer.sinks, loader.floats({p + "attn_sinks.weight"}, {heads}));
-    XP_TRY(layer.out_a,
-           loader.matrix({p + "attn_output_a.weight"}, uint64_t{config_.out_groups} * config_.out_rank,
-                         heads * head_dim / config_.out_groups));
+    XP_TRY(layer.out_a, loader.matrix({p + "attn_output_a.weight"},
+                                      uint64_t{config_.out_groups} * config_.out_rank,
+                                      heads * head_dim / config_.out_groups));
     XP_TRY(layer.out_b, loader.matrix({p + "attn_output_b.weight"}, dim,
                                       uint64_t{config_.out_groups} * config_.out_rank));
     const uint32_t ratio = config_.ratio[index];
@@ -142,7 +142,8 @@ Result<void> DeepSeek4Model::load_experts(WeightLoader& loader, const Pack& pack
         const RoleLayout& role = layer.experts->roles[r];
         const bool down = static_cast<ExpertRole>(r) == ExpertRole::kDown;
         if (role.rows != (down ? dim : ffn) || role.cols != (down ? ffn : dim)) {
-            return make_error(ErrorCode::kCorrupt, "{} matrix of the experts of layer {} is {} × {}",
+            return make_error(ErrorCode::kCorrupt,
+                              "{} matrix of the experts of layer {} is {} × {}",
                               role_name(static_cast<ExpertRole>(r)), index, role.rows, role.cols);
         }
         if (traits_of(role.type).dequantise == nullptr) {
@@ -166,8 +167,9 @@ Result<void> DeepSeek4Model::load_experts(WeightLoader& loader, const Pack& pack
     layer.hash_experts.reserve(table.size());
     for (const int32_t expert : table) {
         if (expert < 0 || static_cast<uint32_t>(expert) >= n_experts) {
-            return make_error(ErrorCode::kCorrupt, "{}ffn_gate_tid2eid.weight names expert {} of {}",
-                              p, expert, n_experts);
+            return make_error(ErrorCode::kCorrupt,
+                              "{}ffn_gate_tid2eid.weight names expert {} of {}", p, expert,
+                              n_experts);
         }
         layer.hash_experts.push_back(static_cast<uint32_t>(expert));
     }
@@ -278,9 +280,9 @@ void DeepSeek4Model::give_back(std::unique_ptr<DeepSeek4Workspace> workspace) {
         return;
     }
     // Keep the larger ones: they serve every pass.
-    const auto smallest = std::min_element(idle_.begin(), idle_.end(), [](const auto& a, const auto& b) {
-        return a->capacity < b->capacity;
-    });
+    const auto smallest =
+        std::min_element(idle_.begin(), idle_.end(),
+                         [](const auto& a, const auto& b) { return a->capacity < b->capacity; });
     if ((*smallest)->capacity < workspace->capacity) *smallest = std::move(workspace);
 }
 

@@ -61,7 +61,8 @@ std::span<const float> DeepSeek4Pass::logits(size_t row) const {
 
 void DeepSeek4Pass::embed() {
     std::vector<TokenId> tokens(rows_.size());
-    std::transform(rows_.begin(), rows_.end(), tokens.begin(), [](const Row& r) { return r.token; });
+    std::transform(rows_.begin(), rows_.end(), tokens.begin(),
+                   [](const Row& r) { return r.token; });
     ops_.embed(model_.embedding_, tokens, model_.config_.streams, work_->state);
     fill_turns(model_.config_.frequencies_plain, work_->turns_plain);
     fill_turns(model_.config_.frequencies_compress, work_->turns_compress);
@@ -288,7 +289,9 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
         return Weight{r.type, r.layout, static_cast<uint32_t>(r.rows),
                       static_cast<uint32_t>(r.cols), nullptr};
     };
-    const auto offset = [&](ExpertRole role) { return pack.roles[static_cast<size_t>(role)].offset; };
+    const auto offset = [&](ExpertRole role) {
+        return pack.roles[static_cast<size_t>(role)].offset;
+    };
     ops_.experts({.gate = shape(ExpertRole::kGate), .up = shape(ExpertRole::kUp),
                   .down = shape(ExpertRole::kDown), .gate_offset = offset(ExpertRole::kGate),
                   .up_offset = offset(ExpertRole::kUp), .down_offset = offset(ExpertRole::kDown),
