@@ -123,8 +123,8 @@ void dequantise_q1_0(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 128, source += 18, destination += 128) {
         const float scale = load_half(source);
         for (int j = 0; j < 128; ++j) {
-            const bool plus = static_cast<int>(source[2 + j / 8]) >> j % 8 & 1;
-            destination[j] = plus ? scale : -scale;
+            const int bit = static_cast<int>(source[2 + j / 8]) >> j % 8 & 1;
+            destination[j] = scale * static_cast<float>(2 * bit - 1);
         }
     }
 }

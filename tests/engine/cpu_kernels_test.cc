@@ -8,6 +8,8 @@
 #include <cstring>
 #include <random>
 
+#include "tests/gguf/random_blocks.h"
+
 namespace xp {
 namespace {
 
@@ -15,6 +17,16 @@ struct Kind {
     GgmlType type;
     StorageLayout layout;
 };
+
+std::vector<Kind> all_kinds() {
+    std::vector<Kind> kinds;
+    for (const GgmlType type : test::weight_types()) {
+        for (const StorageLayout layout : {StorageLayout::kGgml, StorageLayout::kSplit}) {
+            if (layout_supported(type, layout)) kinds.push_back({type, layout});
+        }
+    }
+    return kinds;
+}
 
 class CpuKernelsTest : public testing::Test {
 protected:
@@ -26,40 +38,6 @@ protected:
     }
 
     static bool has_avx512() { return best_cpu_kernels() == &avx512_kernels(); }
-
-    // Random rows of a type: any bytes, but scales that keep values near 1.
-    std::vector<std::byte> random_rows(GgmlType type, uint32_t rows, uint32_t cols) {
-        const TypeTraits& traits = traits_of(type);
-        const uint64_t bytes = row_bytes(type, cols) * rows;
-        std::vector<std::byte> data(bytes);
-        for (auto& byte : data) byte = static_cast<std::byte>(random_());
-        std::uniform_real_distribution<float> unit(-1, 1);
-        if (type == GgmlType::kF32) {
-            for (uint64_t i = 0; i < bytes; i += 4) {
-                const float v = unit(random_);
-                std::memcpy(&data[i], &v, 4);
-            }
-        } else if (type == GgmlType::kF16 || type == GgmlType::kBF16) {
-            for (uint64_t i = 0; i < bytes; i += 2) {
-                const float v = unit(random_);
-                uint32_t bits;
-                std::memcpy(&bits, &v, 4);
-                const uint16_t half = type == GgmlType::kF16 ? float_to_half(v)
-                                                             : static_cast<uint16_t>(bits >> 16);
-                std::memcpy(&data[i], &half, 2);
-            }
-        } else {
-            for (uint64_t i = 0; i < bytes; i += traits.block_bytes) {
-                if (type == GgmlType::kMXFP4) {
-                    data[i] = static_cast<std::byte>(118 + random_() % 8);
-                } else {
-                    const uint16_t d = float_to_half(unit(random_) / 64);
-                    std::memcpy(&data[i], &d, 2);
-                }
-            }
-        }
-        return data;
-    }
 
     std::vector<float> random_floats(uint64_t n) {
         std::normal_distribution<float> normal;
@@ -73,17 +51,14 @@ protected:
 };
 
 TEST_F(CpuKernelsTest, ProductsAreRightAndTheSameOnEveryInstructionSet) {
-    const Kind kinds[] = {{GgmlType::kF32, StorageLayout::kGgml}, {GgmlType::kF16, StorageLayout::kGgml},
-                          {GgmlType::kBF16, StorageLayout::kGgml}, {GgmlType::kQ8_0, StorageLayout::kGgml},
-                          {GgmlType::kQ4_0, StorageLayout::kGgml}, {GgmlType::kMXFP4, StorageLayout::kGgml},
-                          {GgmlType::kMXFP4, StorageLayout::kSplit}};
-    for (const Kind& kind : kinds) {
+    for (const Kind& kind : all_kinds()) {
         const TypeTraits& traits = traits_of(kind.type);
-        for (const uint32_t cols : {32u, 64u, 96u, 256u, 1000u, 17u}) {
+        for (const uint32_t cols : {32u, 96u, 256u, 768u, 1000u, 17u}) {
             if (cols % traits.block_elements != 0) continue;
             for (const uint32_t rows : {1u, 3u, 4u, 9u}) {
                 SCOPED_TRACE(fmt::format("{} {} {}×{}", traits.name, layout_name(kind.layout), rows, cols));
-                const std::vector<std::byte> ggml = random_rows(kind.type, rows, cols);
+                const std::vector<std::byte> ggml =
+                    test::random_blocks(kind.type, uint64_t{rows} * cols, random_);
                 std::vector<std::byte> stored(ggml.size());
                 const uint64_t bytes = row_bytes(kind.type, cols);
                 std::vector<float> w(uint64_t{rows} * cols);
@@ -102,6 +77,13 @@ TEST_F(CpuKernelsTest, ProductsAreRightAndTheSameOnEveryInstructionSet) {
                     return y;
                 };
                 const std::vector<float> all = product(avx2_kernels(), kColumns);
+                const Weight floats = {GgmlType::kF32, StorageLayout::kGgml, rows, cols,
+                                       reinterpret_cast<const std::byte*>(w.data())};
+                std::vector<float> same(all.size(), NAN);
+                avx2_kernels().matmul(floats, 0, rows, x.data(), cols, kColumns, same.data(), rows,
+                                      scratch.data());
+                ASSERT_EQ(std::memcmp(same.data(), all.data(), all.size() * 4), 0)
+                    << "differs from the same values stored as F32";
                 for (uint32_t c = 0; c < kColumns; ++c) {
                     for (uint32_t r = 0; r < rows; ++r) {
                         double sum = 0, magnitude = 0;

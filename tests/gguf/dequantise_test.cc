@@ -90,7 +90,8 @@ TEST(Dequantise, EveryTypeOfWeightsHasIt) {
     std::vector<std::string> without;
     for (uint32_t id = 0; id < 64; ++id) {
         const auto type = type_from_id(id);
-        if (type && traits_of(*type).dequantise == nullptr) without.push_back(traits_of(*type).name);
+        if (!type || traits_of(*type).dequantise != nullptr) continue;
+        without.push_back(traits_of(*type).name);
     }
     // The first two are forms of activations that no file holds.
     EXPECT_THAT(without, testing::ElementsAre("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"));

@@ -1,6 +1,7 @@
-// The CPU backend's inner loops, compiled once per instruction set from kernels.inl and picked at
-// run time. Both give the same bits: every sum runs over 16 lanes (element i in lane i mod 16, in
-// ascending i, fused multiply-add), and the lanes are added in one fixed tree.
+// The CPU backend's inner loops, compiled once per instruction set from the .inl files and picked
+// at run time. Both give the same bits: every sum runs over 16 lanes (element i in lane i mod 16,
+// in ascending i, fused multiply-add), and the lanes are added in one fixed tree. A weight's type
+// does not change a bit either: a row gives what the same values stored as F32 would.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ struct CpuKernels {
     void (*float_to_half_row)(const float* x, uint16_t* y, uint64_t n);
 };
 
-// Room for a tile of unpacked rows and one row in its stored form (never larger than as floats).
-constexpr uint64_t scratch_floats(uint64_t cols) { return 5 * cols; }
+// Room for a tile of unpacked rows.
+constexpr uint64_t scratch_floats(uint64_t cols) { return 4 * cols; }
 
 const CpuKernels& avx2_kernels();
 const CpuKernels& avx512_kernels();

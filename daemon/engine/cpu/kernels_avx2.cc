@@ -1,10 +1,15 @@
 #include <immintrin.h>
 
 #include "daemon/engine/cpu/kernels.h"
+#include "daemon/gguf/iq_grids.h"
 
 namespace xp {
 namespace {
 
+#include "daemon/engine/cpu/lanes.inl"
+#include "daemon/engine/cpu/rows.inl"
+#include "daemon/engine/cpu/rows_k.inl"
+#include "daemon/engine/cpu/rows_iq.inl"
 #include "daemon/engine/cpu/kernels.inl"
 
 }  // namespace
