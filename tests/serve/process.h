@@ -66,6 +66,13 @@ public:
     void signal(int number) const { ::kill(pid_, number); }
     // -1 once it has ended and that was noticed.
     pid_t pid() const { return pid_; }
+    // Returns when it has ended, or stopped itself: true for the latter.
+    bool wait_for_stop() {
+        if (pid_ > 0 && ::waitpid(pid_, &status_, WUNTRACED) == pid_ && !WIFSTOPPED(status_)) {
+            pid_ = -1;
+        }
+        return pid_ > 0;
+    }
     // The exit code, or 128 + signal.
     int wait() {
         if (pid_ > 0) {
