@@ -1,6 +1,7 @@
 #include "daemon/text/bpe.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <functional>
 
@@ -12,7 +13,7 @@ constexpr uint32_t kNoRank = UINT32_MAX;
 constexpr uint32_t kNone = UINT32_MAX;
 
 // Up to here scanning all pairs for each merge is cheaper than building list and heap.
-constexpr size_t kShortBytes = 32;
+constexpr size_t kShortSymbols = 32;
 
 uint64_t pair_key(TokenId left, TokenId right) {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -22,75 +23,77 @@ uint64_t mix(uint64_t key) { return key * 0x9E3779B97F4A7C15u; }
 
 }  // namespace
 
-BpeMerges::BpeMerges(std::span<const BpeMerge> merges,
-                     const std::array<TokenId, 256>& byte_tokens)
-    : byte_tokens_(byte_tokens) {
-    XP_ASSERT(merges.size() < kNoRank);
+BpeMerges::BpeMerges(std::span<const BpeMerge> merges) {
     slots_.resize(std::bit_ceil(2 * merges.size() + 2));
     slot_shift_ = 64 - std::countr_zero(slots_.size());
-    merged_.reserve(merges.size());
     for (const BpeMerge& merge : merges) {
-        const auto rank = static_cast<uint32_t>(merged_.size());
-        merged_.push_back(merge.merged);
+        XP_ASSERT(merge.rank < kNoRank);
         const uint64_t key = pair_key(merge.left, merge.right);
         size_t at = mix(key) >> slot_shift_;
         while (slots_[at].rank != kNoRank && slots_[at].pair != key) {
             at = (at + 1) & (slots_.size() - 1);
         }
-        if (slots_[at].rank == kNoRank) slots_[at] = {key, rank};
+        if (slots_[at].rank == kNoRank) slots_[at] = {key, merge.rank, merge.merged};
     }
 }
 
-uint64_t BpeMerges::encode(std::string_view piece, std::vector<TokenId>& tokens) const {
-    XP_ASSERT(piece.size() < UINT32_MAX);
-    return piece.size() <= kShortBytes ? encode_short(piece, tokens) : encode_long(piece, tokens);
+uint64_t BpeMerges::merge(std::vector<TokenId>& symbols, size_t begin) const {
+    const size_t n = symbols.size() - begin;
+    XP_ASSERT(n < UINT32_MAX);
+    return n <= kShortSymbols ? merge_short(symbols, begin) : merge_long(symbols, begin);
 }
 
-uint32_t BpeMerges::rank_of(TokenId left, TokenId right) const {
+// The pair's slot, or an empty one, whose rank is kNoRank.
+const BpeMerges::Slot& BpeMerges::find(TokenId left, TokenId right) const {
     const uint64_t key = pair_key(left, right);
     size_t at = mix(key) >> slot_shift_;
-    while (slots_[at].rank != kNoRank) {
-        if (slots_[at].pair == key) return slots_[at].rank;
+    while (slots_[at].rank != kNoRank && slots_[at].pair != key) {
         at = (at + 1) & (slots_.size() - 1);
     }
-    return kNoRank;
+    return slots_[at];
 }
 
-uint64_t BpeMerges::encode_short(std::string_view piece, std::vector<TokenId>& tokens) const {
-    std::array<TokenId, kShortBytes> symbols;
-    std::array<uint32_t, kShortBytes> ranks;  // ranks[i]: of the pair (i, i + 1)
-    size_t n = piece.size();
-    for (size_t i = 0; i < n; ++i) symbols[i] = byte_tokens_[static_cast<uint8_t>(piece[i])];
-    for (size_t i = 0; i + 1 < n; ++i) ranks[i] = rank_of(symbols[i], symbols[i + 1]);
+uint64_t BpeMerges::merge_short(std::vector<TokenId>& all, size_t begin) const {
+    TokenId* const symbols = all.data() + begin;
+    size_t n = all.size() - begin;
+    std::array<uint32_t, kShortSymbols> ranks;   // [i]: of the pair (i, i + 1)
+    std::array<TokenId, kShortSymbols> merged;
+    const auto look_up = [&](size_t i) {
+        const Slot& slot = find(symbols[i], symbols[i + 1]);
+        ranks[i] = slot.rank;
+        merged[i] = slot.merged;
+    };
+    for (size_t i = 0; i + 1 < n; ++i) look_up(i);
 
     uint64_t taken = 0;
     while (n > 1) {
         const auto lowest = std::min_element(ranks.begin(), ranks.begin() + (n - 1));
         if (*lowest == kNoRank) break;
         const size_t i = lowest - ranks.begin();
-        symbols[i] = merged_[*lowest];
-        std::copy(symbols.begin() + i + 2, symbols.begin() + n, symbols.begin() + i + 1);
+        symbols[i] = merged[i];
+        std::copy(symbols + i + 2, symbols + n, symbols + i + 1);
         std::copy(ranks.begin() + i + 1, ranks.begin() + (n - 1), ranks.begin() + i);
+        std::copy(merged.begin() + i + 1, merged.begin() + (n - 1), merged.begin() + i);
         --n;
-        if (i > 0) ranks[i - 1] = rank_of(symbols[i - 1], symbols[i]);
-        if (i + 1 < n) ranks[i] = rank_of(symbols[i], symbols[i + 1]);
+        if (i > 0) look_up(i - 1);
+        if (i + 1 < n) look_up(i);
         ++taken;
     }
-    tokens.insert(tokens.end(), symbols.begin(), symbols.begin() + n);
+    all.resize(begin + n);
     return taken;
 }
 
-uint64_t BpeMerges::encode_long(std::string_view piece, std::vector<TokenId>& tokens) const {
-    struct Symbol {
-        TokenId token;
+uint64_t BpeMerges::merge_long(std::vector<TokenId>& symbols, size_t begin) const {
+    struct Link {
         uint32_t previous, next;
-        uint32_t rank;  // of the pair with `next`
+        uint32_t rank;   // of the pair with `next`
+        TokenId merged;  // of that pair
     };
-    const auto n = static_cast<uint32_t>(piece.size());
-    std::vector<Symbol> symbols(n);
+    TokenId* const ids = symbols.data() + begin;
+    const auto n = static_cast<uint32_t>(symbols.size() - begin);
+    std::vector<Link> links(n);
     for (uint32_t i = 0; i < n; ++i) {
-        symbols[i] = {byte_tokens_[static_cast<uint8_t>(piece[i])], i == 0 ? kNone : i - 1,
-                      i + 1 == n ? kNone : i + 1, kNoRank};
+        links[i] = {i == 0 ? kNone : i - 1, i + 1 == n ? kNone : i + 1, kNoRank, 0};
     }
 
     // Candidates are (rank, left index) in one number, so that order is rank, then leftmost. A
@@ -98,11 +101,14 @@ uint64_t BpeMerges::encode_long(std::string_view piece, std::vector<TokenId>& to
     std::vector<uint64_t> heap;
     heap.reserve(n);
     const auto update = [&](uint32_t left) {
-        Symbol& symbol = symbols[left];
-        symbol.rank = symbol.next == kNone ? kNoRank
-                                           : rank_of(symbol.token, symbols[symbol.next].token);
-        if (symbol.rank != kNoRank) heap.push_back(static_cast<uint64_t>(symbol.rank) << 32 | left);
-        return symbol.rank != kNoRank;
+        Link& link = links[left];
+        link.rank = kNoRank;
+        if (link.next == kNone) return false;
+        const Slot& slot = find(ids[left], ids[link.next]);
+        link.rank = slot.rank;
+        link.merged = slot.merged;
+        if (link.rank != kNoRank) heap.push_back(static_cast<uint64_t>(link.rank) << 32 | left);
+        return link.rank != kNoRank;
     };
     for (uint32_t i = 0; i < n; ++i) update(i);
     std::make_heap(heap.begin(), heap.end(), std::greater<>{});
@@ -114,19 +120,21 @@ uint64_t BpeMerges::encode_long(std::string_view piece, std::vector<TokenId>& to
         const auto left = static_cast<uint32_t>(heap.back());
         heap.pop_back();
         ++taken;
-        Symbol& symbol = symbols[left];
-        if (symbol.rank != rank) continue;
-        Symbol& right = symbols[symbol.next];
-        symbol.token = merged_[rank];
-        symbol.next = right.next;
+        Link& link = links[left];
+        if (link.rank != rank) continue;
+        Link& right = links[link.next];
+        ids[left] = link.merged;
+        link.next = right.next;
         right.rank = kNoRank;
-        if (right.next != kNone) symbols[right.next].previous = left;
+        if (right.next != kNone) links[right.next].previous = left;
         if (update(left)) std::push_heap(heap.begin(), heap.end(), std::greater<>{});
-        if (symbol.previous != kNone && update(symbol.previous)) {
+        if (link.previous != kNone && update(link.previous)) {
             std::push_heap(heap.begin(), heap.end(), std::greater<>{});
         }
     }
-    for (uint32_t i = 0; i != kNone; i = symbols[i].next) tokens.push_back(symbols[i].token);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i != kNone && n > 0; i = links[i].next) ids[kept++] = ids[i];
+    symbols.resize(begin + kept);
     return taken;
 }
 

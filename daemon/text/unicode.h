@@ -1,7 +1,8 @@
 // Unicode properties that pre-tokenizers ask about, as one bit each. The two-stage table behind
 // unicode_bits() is generated at build time by unicode_table_gen.cc from the Unicode Character
 // Database (Debian's unicode-data), so that no table of thousands of lines lies in the source.
-// Unassigned, private-use, control and format characters have no category bit.
+// Unassigned, private-use, control and format characters have no category bit. Three bits are no
+// property but what pre-tokenizers have in common: line ends, the blank, and any character at all.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,9 @@ enum UnicodeBit : uint16_t {
     kUnicodeSymbol = 1 << 8,
     kUnicodeWhiteSpace = 1 << 9,  // property White_Space: 25 characters, U+180E is not one of them
     kUnicodeHan = 1 << 10,        // property Script, not Script_Extensions
+    kUnicodeNewline = 1 << 11,    // U+000A and U+000D
+    kUnicodeBlank = 1 << 12,      // U+0020
+    kUnicodeAny = 1 << 13,
     kUnicodeLetter = kUnicodeLu | kUnicodeLl | kUnicodeLt | kUnicodeLm | kUnicodeLo,
 };
 

@@ -140,7 +140,10 @@ void write_table(const std::string& path, const std::vector<uint16_t>& bits) {
 int main(int argc, char** argv) {
     if (argc != 3) fail("usage: unicode_table_gen UNICODE_DIRECTORY OUTPUT.cc");
     const std::string directory = argv[1];
-    std::vector<uint16_t> bits(kUnicodeEnd, 0);
+    std::vector<uint16_t> bits(kUnicodeEnd, kUnicodeAny);
+    bits['\n'] |= kUnicodeNewline;
+    bits['\r'] |= kUnicodeNewline;
+    bits[' '] |= kUnicodeBlank;
     add_categories(directory + "/UnicodeData.txt", bits);
     add_property(directory + "/PropList.txt", "White_Space", kUnicodeWhiteSpace, bits);
     add_property(directory + "/Scripts.txt", "Han", kUnicodeHan, bits);

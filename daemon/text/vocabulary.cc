@@ -12,10 +12,10 @@ namespace {
 
 constexpr char kTokensKey[] = "tokenizer.ggml.tokens";
 constexpr char kTypesKey[] = "tokenizer.ggml.token_type";
-constexpr char kMergesKey[] = "tokenizer.ggml.merges";
 
-// Largest vocabularies today have 262,144 tokens; ids must fit int32 and bit tricks stay far away.
-constexpr size_t kMaxTokens = size_t{1} << 24;
+// Merges are derived by looking at every division of a token. The longest normal tokens of
+// vocabularies in use have 256 bytes or less.
+constexpr size_t kMaxTokenBytes = 4096;
 
 // GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves; the other 68, in order, are
 // U+0100 and up.
@@ -37,19 +37,14 @@ constexpr std::array<int16_t, kAlphabetEnd> make_byte_of_char() {
 
 constexpr std::array<int16_t, kAlphabetEnd> kByteOfChar = make_byte_of_char();
 
-// A character outside the alphabet stands for itself.
-void append_from_alphabet(std::string_view text, std::string& bytes) {
-    while (!text.empty()) {
-        const Utf8Char c = decode_utf8(text);
-        const bool known = c.status == Utf8Status::kValid && c.code < kAlphabetEnd &&
-                           kByteOfChar[c.code] >= 0;
-        if (known) {
-            bytes.push_back(static_cast<char>(kByteOfChar[c.code]));
-        } else {
-            bytes.append(text.substr(0, c.bytes));
-        }
-        text.remove_prefix(c.bytes);
+// Every U+2581 as a blank.
+void append_with_blanks(std::string_view text, std::string& bytes) {
+    constexpr std::string_view kMark = "\u2581";
+    for (size_t mark; (mark = text.find(kMark)) != text.npos;) {
+        bytes.append(text.substr(0, mark)).push_back(' ');
+        text.remove_prefix(mark + kMark.size());
     }
+    bytes.append(text);
 }
 
 // "<0x0A>" as one byte; anything else as it stands.
@@ -86,45 +81,51 @@ Result<std::vector<TokenType>> read_types(const GgufMetadata& metadata, size_t n
 // 0xC0, 0xC1 and 0xF5 to 0xFF are in no valid UTF-8.
 bool occurs_in_utf8(uint32_t byte) { return byte < 0xC0 || (byte > 0xC1 && byte < 0xF5); }
 
-// Texts of the normal tokens as the file spells them; of equal texts the first counts.
-using IdOfText = std::unordered_map<std::string_view, TokenId>;
-
-Result<std::array<TokenId, 256>> find_byte_tokens(const Vocabulary& vocabulary,
-                                                  std::optional<TokenId> unknown) {
-    std::array<TokenId, 256> tokens;
-    tokens.fill(unknown.value_or(-1));
-    for (TokenId id = static_cast<TokenId>(vocabulary.size()); id-- > 0;) {
-        const std::string_view text = vocabulary.text(id);
-        if (vocabulary.type(id) != TokenType::kNormal || text.size() != 1) continue;
-        tokens[static_cast<uint8_t>(text[0])] = id;
-    }
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-        if (tokens[byte] >= 0) continue;
-        if (occurs_in_utf8(byte)) {
-            return make_error(ErrorCode::kUnsupported,
-                              "{}: no token stands for byte 0x{:02X} and there is no unknown token;"
-                              " not every text could be encoded", kTokensKey, byte);
+// gpt-oss marks the parts of its answers with tokens that its converter files under control, as
+// if they were to be hidden.
+void show_channel_tokens(std::span<const std::string> texts, std::vector<TokenType>& types) {
+    const auto is_special = [&](std::string_view text) {
+        const auto at = std::ranges::find(texts, text);
+        return at != texts.end() && types[at - texts.begin()] != TokenType::kNormal;
+    };
+    if (!is_special("<|return|>") || !is_special("<|call|>")) return;
+    for (size_t i = 0; i < texts.size(); ++i) {
+        if (types[i] != TokenType::kControl) continue;
+        for (std::string_view shown : {"<|channel|>", "<|message|>", "<|start|>",
+                                       "<|constrain|>"}) {
+            if (texts[i] == shown) types[i] = TokenType::kUserDefined;
         }
-        tokens[byte] = 0;  // never looked up: encode() makes its text valid first
     }
-    return tokens;
 }
 
 }  // namespace
 
-Result<Vocabulary> Vocabulary::from_gguf(const GgufMetadata& metadata) {
+Result<Vocabulary> Vocabulary::from_gguf(const GgufMetadata& metadata,
+                                         TokenAlphabet alphabet) {
     XP_TRY(const std::span<const std::string> texts, metadata.get_strings(kTokensKey));
-    if (texts.empty() || texts.size() > kMaxTokens) {
+    if (texts.empty() || texts.size() > size_t{kMaxTokens}) {
         return make_error(ErrorCode::kCorrupt, "{} has {} elements; 1 to {} are possible",
                           kTokensKey, texts.size(), kMaxTokens);
     }
     Vocabulary vocabulary;
     XP_TRY(vocabulary.types_, read_types(metadata, texts.size()));
+    show_channel_tokens(texts, vocabulary.types_);
     vocabulary.offsets_.reserve(texts.size() + 1);
     vocabulary.offsets_.push_back(0);
     for (size_t i = 0; i < texts.size(); ++i) {
         switch (vocabulary.types_[i]) {
-            case TokenType::kNormal: append_from_alphabet(texts[i], vocabulary.arena_); break;
+            case TokenType::kNormal:
+                if (texts[i].size() > kMaxTokenBytes) {
+                    return make_error(ErrorCode::kUnsupported,
+                                      "{}[{}] has {} bytes; normal tokens have at most {}",
+                                      kTokensKey, i, texts[i].size(), kMaxTokenBytes);
+                }
+                if (alphabet == TokenAlphabet::kBytes) {
+                    append_from_byte_alphabet(texts[i], vocabulary.arena_);
+                } else {
+                    append_with_blanks(texts[i], vocabulary.arena_);
+                }
+                break;
             case TokenType::kByte: append_byte_token(texts[i], vocabulary.arena_); break;
             default: vocabulary.arena_ += texts[i]; break;
         }
@@ -144,43 +145,53 @@ std::vector<SpecialTokenMatcher::Entry> Vocabulary::entries(
     return entries;
 }
 
-Result<BpeMerges> read_bpe_merges(const GgufMetadata& metadata, const Vocabulary& vocabulary,
-                                  std::optional<TokenId> unknown) {
-    XP_TRY(const auto byte_tokens, find_byte_tokens(vocabulary, unknown));
-    XP_TRY(const std::span<const std::string> texts, metadata.get_strings(kTokensKey));
-    XP_TRY(const std::span<const std::string> merges, metadata.get_strings(kMergesKey));
-    if (merges.size() > kMaxTokens) {
-        return make_error(ErrorCode::kCorrupt, "{} has {} elements; at most {} are possible",
-                          kMergesKey, merges.size(), kMaxTokens);
-    }
+IdOfText Vocabulary::normal_tokens() const {
     IdOfText id_of_text;
-    id_of_text.reserve(texts.size());
-    for (size_t i = 0; i < texts.size(); ++i) {
-        const auto id = static_cast<TokenId>(i);
-        if (vocabulary.type(id) == TokenType::kNormal) id_of_text.emplace(texts[i], id);
+    id_of_text.reserve(size());
+    for (TokenId id = 0; contains(id); ++id) {
+        if (type(id) == TokenType::kNormal) id_of_text.emplace(text(id), id);
     }
+    return id_of_text;
+}
 
-    std::vector<BpeMerge> known;
-    known.reserve(merges.size());
-    std::string joined;
-    for (size_t i = 0; i < merges.size(); ++i) {
-        const std::string_view merge = merges[i];
-        // From index 1: a left part may itself be a space in vocabularies without the alphabet.
-        const size_t space = merge.find(' ', 1);
-        if (space == merge.npos || space + 1 == merge.size()) {
-            return make_error(ErrorCode::kCorrupt, "{}[{}] is {}, not two parts with a space",
-                              kMergesKey, i, quote_name(merge));
+Result<std::array<TokenId, 256>> find_byte_tokens(const Vocabulary& vocabulary,
+                                                  std::initializer_list<TokenType> types,
+                                                  std::optional<TokenId> unknown) {
+    std::array<TokenId, 256> tokens;
+    tokens.fill(-1);
+    for (TokenType type : types) {
+        for (TokenId id = 0; vocabulary.contains(id); ++id) {
+            const std::string_view text = vocabulary.text(id);
+            if (vocabulary.type(id) != type || text.size() != 1) continue;
+            TokenId& token = tokens[static_cast<uint8_t>(text[0])];
+            if (token < 0) token = id;
         }
-        joined.assign(merge, 0, space).append(merge.substr(space + 1));
-        const auto left = id_of_text.find(merge.substr(0, space));
-        const auto right = id_of_text.find(merge.substr(space + 1));
-        const auto merged = id_of_text.find(joined);
-        if (left == id_of_text.end() || right == id_of_text.end() || merged == id_of_text.end()) {
-            continue;
-        }
-        known.push_back({left->second, right->second, merged->second});
     }
-    return BpeMerges(known, byte_tokens);
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        if (tokens[byte] < 0) tokens[byte] = unknown.value_or(-1);
+        if (tokens[byte] >= 0) continue;
+        if (occurs_in_utf8(byte)) {
+            return make_error(ErrorCode::kUnsupported,
+                              "{}: no token stands for byte 0x{:02X} and there is no unknown token;"
+                              " not every text could be encoded", kTokensKey, byte);
+        }
+        tokens[byte] = 0;  // never looked up: encode() makes its text valid first
+    }
+    return tokens;
+}
+
+void append_from_byte_alphabet(std::string_view text, std::string& bytes) {
+    while (!text.empty()) {
+        const Utf8Char c = decode_utf8(text);
+        const bool known = c.status == Utf8Status::kValid && c.code < kAlphabetEnd &&
+                           kByteOfChar[c.code] >= 0;
+        if (known) {
+            bytes.push_back(static_cast<char>(kByteOfChar[c.code]));
+        } else {
+            bytes.append(text.substr(0, c.bytes));
+        }
+        text.remove_prefix(c.bytes);
+    }
 }
 
 }  // namespace xp

@@ -1,9 +1,9 @@
-// The tokens of a GGUF vocabulary ("gpt2" model): what each stands for, and which kind it is.
+// The tokens of a GGUF vocabulary: what each stands for, and which kind it is.
 //
-// Normal tokens are stored in the file in GPT-2's byte alphabet, one printable character per byte;
-// here they are plain bytes. Only normal tokens take part in byte-pair merging: ordinary text can
-// then never be merged into a control or user-defined token, whatever a file's merges say.
-// Immutable after from_gguf(); errors name the key.
+// Normal tokens are stored in the file in an alphabet of the tokenizer's model: "gpt2" spells each
+// byte as one printable character, "llama" spells the blank as U+2581. Here they are plain bytes.
+// Only normal tokens are made from ordinary text, so that it never becomes a control or
+// user-defined token. Immutable after from_gguf(); errors name the key.
 #pragma once
 
 #include <array>
@@ -16,7 +16,6 @@
 
 #include "daemon/base/result.h"
 #include "daemon/gguf/gguf.h"
-#include "daemon/text/bpe.h"
 #include "daemon/text/special_tokens.h"
 #include "daemon/text/tokenizer.h"
 
@@ -27,9 +26,21 @@ enum class TokenType : uint8_t {
     kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6,
 };
 
+enum class TokenAlphabet : uint8_t { kBytes, kSpaceMarks };
+
+// What "llama" vocabularies have for a blank.
+constexpr uint32_t kSpaceMark = 0x2581;
+
+// Largest vocabularies today have 262,144 tokens; ids must fit int32 and leave room above.
+constexpr int32_t kMaxTokens = 1 << 24;
+
+// Normal tokens by their bytes; of equal texts the first. Valid as long as the vocabulary is not
+// moved.
+using IdOfText = std::unordered_map<std::string_view, TokenId>;
+
 class Vocabulary {
 public:
-    static Result<Vocabulary> from_gguf(const GgufMetadata& metadata);
+    static Result<Vocabulary> from_gguf(const GgufMetadata& metadata, TokenAlphabet alphabet);
 
     uint32_t size() const { return static_cast<uint32_t>(types_.size()); }
     bool contains(TokenId id) const { return id >= 0 && static_cast<uint32_t>(id) < size(); }
@@ -41,6 +52,7 @@ public:
 
     // Texts of the tokens of some types, which stay valid as long as this object is not moved.
     std::vector<SpecialTokenMatcher::Entry> entries(std::initializer_list<TokenType> types) const;
+    IdOfText normal_tokens() const;
 
 private:
     std::string arena_;             // all texts, one after the other
@@ -48,10 +60,14 @@ private:
     std::vector<TokenType> types_;
 };
 
-// Reads tokenizer.ggml.merges. Merges whose parts or result are no normal tokens are left out:
-// they cannot lead to a token. A byte without a token of its own becomes `unknown`; without that,
-// it is an error unless the byte never occurs in UTF-8.
-Result<BpeMerges> read_bpe_merges(const GgufMetadata& metadata, const Vocabulary& vocabulary,
-                                  std::optional<TokenId> unknown);
+// The token of each byte: the first of these types, in order of preference. A byte without one
+// becomes `unknown`; without that, it is an error unless the byte never occurs in UTF-8.
+Result<std::array<TokenId, 256>> find_byte_tokens(const Vocabulary& vocabulary,
+                                                  std::initializer_list<TokenType> types,
+                                                  std::optional<TokenId> unknown);
+
+// Appends what a text in the alphabet kBytes stands for. A character outside the alphabet stands
+// for itself.
+void append_from_byte_alphabet(std::string_view text, std::string& bytes);
 
 }  // namespace xp

@@ -27,7 +27,15 @@ private:
     std::vector<std::unique_ptr<pcre2_code, FreeCode>> stages_;
 };
 
-// The stages of deepseek-v3, joyai-llm and hunyuan-dense.
-std::vector<std::string> deepseek_v3_expressions();
+// The expressions of every family of pre-tokenizers, as its authors give them, and the values of
+// tokenizer.ggml.pre that stand for it.
+struct FamilyExpressions {
+    std::vector<std::string> names;
+    std::vector<std::string> stages;
+};
+const std::vector<FamilyExpressions>& family_expressions();
+
+// By code point: whether it is in a character class. Surrogates are in none.
+std::vector<bool> code_points_of(const std::string& character_class);
 
 }  // namespace xp

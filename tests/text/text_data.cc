@@ -21,13 +21,12 @@ GgufMetadata load_metadata(const Path& path) {
     return file->metadata();
 }
 
-Tokenizer load_tokenizer(const GgufMetadata& metadata) {
-    Result<Tokenizer> tokenizer = Tokenizer::from_gguf(metadata);
-    if (!tokenizer) {
-        ADD_FAILURE() << tokenizer.error().message;
-        std::abort();
-    }
-    return *std::move(tokenizer);
+std::optional<Path> vocabulary_path(const std::string& name) {
+    const std::string upstream = "ggml-vocab-" + name + ".gguf";
+    const Path own = Path(XP_TEST_DATA) / "text" / upstream;
+    if (std::filesystem::exists(own)) return own;
+    if (const auto path = shared_file("golden/text/" + upstream)) return path;
+    return shared_file("golden/text/rebuilt/" + name + ".gguf");
 }
 
 }  // namespace
@@ -51,23 +50,46 @@ const GgufMetadata& demo_metadata() {
 }
 
 const Tokenizer& demo_tokenizer() {
-    static const Tokenizer tokenizer = load_tokenizer(demo_metadata());
+    static const Tokenizer tokenizer = make_tokenizer(demo_metadata());
     return tokenizer;
+}
+
+const Tokenizer* vocabulary(const std::string& name) {
+    static std::map<std::string, std::optional<Tokenizer>> loaded;
+    const auto [entry, added] = loaded.try_emplace(name);
+    if (added) {
+        if (const auto path = vocabulary_path(name)) {
+            entry->second = make_tokenizer(load_metadata(*path));
+        }
+    }
+    return entry->second ? &*entry->second : nullptr;
 }
 
 const GgufMetadata* deepseek_metadata() {
     static const std::optional<GgufMetadata> metadata = []() -> std::optional<GgufMetadata> {
-        const auto path = shared_file("golden/text/rebuilt/deepseek-v3.gguf");
+        const auto path = vocabulary_path("deepseek-v3");
         if (!path) return std::nullopt;
         return load_metadata(*path);
     }();
     return metadata ? &*metadata : nullptr;
 }
 
-const Tokenizer* deepseek_tokenizer() {
-    if (deepseek_metadata() == nullptr) return nullptr;
-    static const Tokenizer tokenizer = load_tokenizer(*deepseek_metadata());
-    return &tokenizer;
+const Tokenizer* deepseek_tokenizer() { return vocabulary("deepseek-v3"); }
+
+std::string decode(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
+    Detokenizer detokenizer(tokenizer, Detokenizer::Begin::kBeginsText);
+    std::string text;
+    for (TokenId id : ids) text += detokenizer.push(id);
+    return text + detokenizer.finish();
+}
+
+Tokenizer make_tokenizer(const GgufMetadata& metadata) {
+    Result<Tokenizer> tokenizer = Tokenizer::from_gguf(metadata);
+    if (!tokenizer) {
+        ADD_FAILURE() << tokenizer.error().message;
+        std::abort();
+    }
+    return *std::move(tokenizer);
 }
 
 std::string alphabet_char(uint32_t byte) {
@@ -108,11 +130,35 @@ GgufMetadata small_vocabulary(const std::vector<std::string>& merges,
     return metadata;
 }
 
+GgufMetadata small_spm_vocabulary(const std::vector<ScoredPiece>& pieces) {
+    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+    std::vector<int64_t> types = {2, 3, 3};
+    std::vector<double> scores = {0, 0, 0};
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        tokens.push_back(fmt::format("<0x{:02X}>", byte));
+        types.push_back(static_cast<int64_t>(TokenType::kByte));
+        scores.push_back(0);
+    }
+    for (const ScoredPiece& piece : pieces) {
+        tokens.push_back(piece.text);
+        types.push_back(static_cast<int64_t>(TokenType::kNormal));
+        scores.push_back(piece.score);
+    }
+    GgufMetadata metadata;
+    metadata.set("tokenizer.ggml.model", GgufValue::string("llama"));
+    metadata.set("tokenizer.ggml.tokens", GgufValue::strings(tokens));
+    metadata.set("tokenizer.ggml.token_type", GgufValue::i32s(types));
+    metadata.set("tokenizer.ggml.scores", GgufValue::f32s(scores));
+    return metadata;
+}
+
 std::string random_text(std::mt19937& random, size_t max_chars) {
     const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
     static constexpr uint32_t kPool[] = {
-        ' ', ' ', ' ', '\n', '\r', '\t', 'a', 'b', 'Z', 's', '0', '7', '9', '.', ',', '\'', '$',
-        '<', '_', '~', 0x00, 0x1B, 0x85, 0xA0, 0xAD, 0xBD, 0xE9, 0x300, 0x301, 0x1F0, 0x2028,
+        ' ', ' ', ' ', '\n', '\r', '\t', 'a', 'b', 'Z', 's', 'l', 'L', 'v', 'e', 'R', 'E', '0', '7',
+        '9', '.', ',', '\'', '\'', '\'', '$', '<', '_', '~', '/', '`', '|', 0x17F, 0xAA, 0x1C5,
+        0x2B0, 0x3005, 0x3007, 0x2E80, 0x16FF0, 0xE20, 0xE41, 0x1780, 0x1000, 0x00, 0x1B, 0x85,
+        0xA0, 0xAD, 0xBD, 0xE9, 0x300, 0x301, 0x1F0, 0x2028,
         0x200B, 0x200D, 0x2581, 0x3000, 0x3001, 0x3042, 0x3099, 0x30AB, 0x4E00, 0x9FA5, 0x9FA6,
         0x660, 0x915, 0x93F, 0xAC00, 0xFE0F, 0xFF01, 0xFF5C, 0xFFFD, 0x1D7D8, 0x1F600, 0x1F468,
         0x20000, 0xE000, 0x10FFFF,

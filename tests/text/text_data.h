@@ -27,9 +27,19 @@ nlohmann::json read_json(const Path& path);
 const GgufMetadata& demo_metadata();
 const Tokenizer& demo_tokenizer();
 
-// DeepSeek-V3's vocabulary; null where it is absent.
+// The tokenizer of one of the vocabularies ggml-vocab-NAME.gguf or rebuilt/NAME.gguf, loaded once;
+// from the test data or golden/text of shared_file(). Null where it is absent.
+const Tokenizer* vocabulary(const std::string& name);
+
+// DeepSeek-V3's; null where they are absent.
 const GgufMetadata* deepseek_metadata();
 const Tokenizer* deepseek_tokenizer();
+
+// The bytes of all tokens joined, as a Detokenizer gives them for a text of its own.
+std::string decode(const Tokenizer& tokenizer, const std::vector<TokenId>& ids);
+
+// A tokenizer that must be creatable.
+Tokenizer make_tokenizer(const GgufMetadata& metadata);
 
 // A vocabulary of all 256 bytes (id = byte), then `merges` ("left right" in GPT-2's alphabet, each
 // with its result as a normal token), then `special` tokens.
@@ -39,6 +49,14 @@ struct SpecialText {
 };
 GgufMetadata small_vocabulary(const std::vector<std::string>& merges,
                               const std::vector<SpecialText>& special);
+
+// A "llama" vocabulary: <unk>, <s>, </s>, the 256 bytes as <0x00> and so on, then `pieces` with
+// their scores, in which U+2581 stands for a blank.
+struct ScoredPiece {
+    std::string text;
+    double score;
+};
+GgufMetadata small_spm_vocabulary(const std::vector<ScoredPiece>& pieces);
 
 // One of GPT-2's printable characters for a byte.
 std::string alphabet_char(uint32_t byte);

@@ -3,39 +3,14 @@
 #include "daemon/text/unicode.h"
 
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "daemon/text/utf8.h"
 #include "tests/text/regex_splitter.h"
 
 namespace xp {
 namespace {
-
-// All code points but surrogates that match one character class.
-std::vector<bool> code_points_of(const std::string& character_class) {
-    std::string all;
-    std::vector<uint32_t> code_at;
-    for (uint32_t code = 0; code < kUnicodeEnd; ++code) {
-        if (code >= 0xD800 && code < 0xE000) continue;
-        code_at.resize(all.size() + 1);
-        code_at[all.size()] = code;
-        append_utf8(code, all);
-    }
-    std::vector<bool> member(kUnicodeEnd, false);
-    // Gaps and matched runs alternate, and U+0000 is in none of the classes asked for.
-    bool matched = false;
-    size_t begin = 0;
-    for (size_t end : RegexSplitter({"[" + character_class + "]+"}).split(all)) {
-        for (size_t i = begin; matched && i < end;) {
-            member[code_at[i]] = true;
-            i += decode_utf8(std::string_view(all).substr(i)).bytes;
-        }
-        matched = !matched;
-        begin = end;
-    }
-    return member;
-}
 
 TEST(Unicode, TableAgreesWithPcre2OnEveryAssignedCharacter) {
     const std::vector<bool> unassigned = code_points_of("\\p{Cn}");
@@ -60,6 +35,15 @@ TEST(Unicode, TableAgreesWithPcre2OnEveryAssignedCharacter) {
             members += member[code];
         }
         EXPECT_GT(members, 20u) << character_class;
+    }
+}
+
+TEST(Unicode, LineEndsAndTheBlankHaveTheirOwnBits) {
+    for (uint32_t code = 0; code < kUnicodeEnd; ++code) {
+        const uint16_t bits = unicode_bits(code);
+        ASSERT_EQ((bits & kUnicodeNewline) != 0, code == '\n' || code == '\r') << code;
+        ASSERT_EQ((bits & kUnicodeBlank) != 0, code == ' ') << code;
+        ASSERT_TRUE(bits & kUnicodeAny) << code;
     }
 }
 
