@@ -146,8 +146,8 @@ Result<ChatFormat> ChatFormat::create(const GgufMetadata& metadata, const Tokeni
         if (tokenizer.encode(text, SpecialTokens::kAll) != std::vector<TokenId>{*found}) {
             return make_error(ErrorCode::kUnsupported,
                               "tokenizer.ggml.token_type marks '{}' (token {}) as ordinary text, "
-                              "but the chat format of '{}' needs it as a special token; raw prompts "
-                              "work", text, *found, architecture);
+                              "but the chat format of '{}' needs it as a special token; raw "
+                              "prompts work", text, *found, architecture);
         }
         *id = *found;
     }

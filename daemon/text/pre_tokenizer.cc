@@ -289,6 +289,7 @@ constexpr PreTokenizerFamily kFamilies[] = {
     {.name = "kimi-k2", .split = kKimiSplit, .whole_pieces = true, .ranks_are_ids = true},
     {.name = "kormo", .split = kQwen2Split},
     {.name = "laguna", .split = kLagunaSplit},
+    {.name = "lfm2", .split = kLlama3Split, .whole_pieces = true, .adds_bos = true},
     {.name = "llada-moe", .split = kQwen2Split},
     {.name = "llama-bpe", .split = kLlama3Split, .whole_pieces = true, .adds_bos = true},
     {.name = "llama-v3", .split = kLlama3Split, .whole_pieces = true, .adds_bos = true},

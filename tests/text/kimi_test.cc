@@ -51,6 +51,35 @@ TEST(Kimi, PiecesAndIdsAreThoseOfTheReference) {
     }
 }
 
+// Text between structure tokens is encoded segment by segment; joined, it could merge across.
+TEST(Kimi, SegmentsOfTheDemoModelHaveTheIdsOfHuggingFace) {
+    const auto model = shared_file("models/xp-demo-k3.gguf");
+    const auto prompts = shared_file("golden/xp-demo-k3/golden.json");
+    if (!model || !prompts) GTEST_SKIP() << "the model is not here";
+    const Result<GgufFile> file = GgufFile::open(*model);
+    ASSERT_TRUE(file) << file.error().message;
+    const Tokenizer tokenizer = make_tokenizer(file->metadata());
+    const auto golden = read_json(*prompts);
+    ASSERT_GE(golden.size(), 13u);
+    for (const auto& entry : golden) {
+        Ids ids;
+        for (const auto& segment : entry["segments"]) {
+            const auto text = segment.get<std::string>();
+            const std::optional<TokenId> structure = tokenizer.find(text);
+            if (structure && tokenizer.is_control(*structure)) {
+                ids.push_back(*structure);
+                continue;
+            }
+            const Ids part = tokenizer.encode(text, SpecialTokens::kNone);
+            ids.insert(ids.end(), part.begin(), part.end());
+        }
+        EXPECT_EQ(ids, entry["ids"].get<Ids>()) << entry["prompt"];
+        std::string text;
+        for (const auto& id : entry["greedy"]) text += tokenizer.token_text(id.get<TokenId>());
+        EXPECT_EQ(text, entry["greedy_text"].get<std::string>());
+    }
+}
+
 TEST(Kimi, TheFilesListOfMergesIsNotUsed) {
     GgufMetadata metadata = tiny_metadata();
     metadata.set("tokenizer.ggml.merges", GgufValue::strings({"o n"}));

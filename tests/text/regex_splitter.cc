@@ -104,7 +104,7 @@ std::vector<FamilyExpressions> make_family_expressions() {
         R"([\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
     return {
         {{"gpt-2", "gigachat", "jais", "mpt", "olmo", "phi-2"}, {gpt2}},
-        {{"llama-bpe", "chatglm-bpe", "dbrx", "glm4", "llama-v3", "llama3", "smaug-bpe"},
+        {{"llama-bpe", "chatglm-bpe", "dbrx", "glm4", "lfm2", "llama-v3", "llama3", "smaug-bpe"},
          {contraction + "|" + word + R"(|\p{N}{1,3}|)" + signs + "|" + tail}},
         {{"qwen2", "deepseek-r1-qwen", "grok-2", "hunyuan", "kormo", "megrez", "solar-open",
           "stablelm2"}, {qwen2}},

@@ -249,6 +249,9 @@ TEST(Tokenizer, ContradictionsAreNamed) {
          "token_type has 2 elements, but tokenizer.ggml.tokens has 264"},
         {"tokenizer.ggml.token_type", GgufValue::i32s(std::vector<int64_t>(264, 7)),
          ErrorCode::kCorrupt, "token_type[0] is 7"},
+        {"tokenizer.ggml.tokens", GgufValue::strings(std::vector<std::string>(
+                                      264, std::string(4097, 'x'))),
+         ErrorCode::kUnsupported, "tokens[0] has 4097 bytes; normal tokens have at most 4096"},
         {"tokenizer.ggml.tokens", GgufValue::strings({}), ErrorCode::kCorrupt, "0 elements"},
         {"tokenizer.ggml.merges", GgufValue::strings({"a b", "ab"}), ErrorCode::kCorrupt,
          "merges[1] is 'ab'"},
