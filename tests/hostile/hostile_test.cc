@@ -21,6 +21,7 @@ using hostile::kAny;
 using scripted::Process;
 using support::Answer;
 using support::Daemon;
+using support::Holdings;
 using support::kWaitMs;
 
 constexpr char kNobody[] = "65534";
@@ -105,17 +106,6 @@ private:
     std::thread thread_;
 };
 
-// What must be as it was once the offender is gone and nothing is in flight.
-struct Baseline {
-    support::Resources resources;
-    nlohmann::json now;
-
-    bool operator==(const Baseline&) const = default;
-    friend std::ostream& operator<<(std::ostream& stream, const Baseline& baseline) {
-        return stream << baseline.resources << baseline.now.dump();
-    }
-};
-
 class Hostile : public testing::TestWithParam<Behaviour> {
 protected:
     static void SetUpTestSuite() {
@@ -135,19 +125,7 @@ protected:
         daemon_.reset();
     }
 
-    static Baseline baseline() {
-        const auto stats = support::stats_of(*watcher_);
-        Baseline baseline{support::resources_of(daemon_->process().pid()), {}};
-        for (const char* member : {"connected", "half_open", "waiting_replies"}) {
-            baseline.now[member] = stats.at("clients").at(member);
-        }
-        for (const char* member : {"waiting", "running", "parked"}) {
-            baseline.now[member] = stats.at("queue").at(member);
-        }
-        baseline.now["sequences"] = stats.at("models").at(0).at("sequences");
-        baseline.now["reads"] = stats.at("io").at("in_flight");
-        return baseline;
-    }
+    static Holdings holdings() { return support::holdings_of(*daemon_, *watcher_); }
     static uint64_t counter(const char* name) {
         return support::stats_of(*watcher_).at("clients").at(name).get<uint64_t>();
     }
@@ -176,7 +154,7 @@ TEST_P(Hostile, CostsTheOffenderWhatItShouldAndNobodyElseAnything) {
     const Behaviour& behaviour = GetParam();
     ASSERT_TRUE(daemon_->process().running()) << daemon_->process().output();
     bystander_->pause();
-    const Baseline before = baseline();
+    const Holdings before = holdings();
     const uint64_t violations = counter("violations");
     const uint64_t refused = counter("refused");
     const size_t log_before = log().size();
@@ -195,13 +173,7 @@ TEST_P(Hostile, CostsTheOffenderWhatItShouldAndNobodyElseAnything) {
     EXPECT_EQ(offender.wait(), 0) << offender.output();
     bystander_->pause();
 
-    // It takes a moment until all that was cancelled has ended.
-    Baseline after = baseline();
-    for (int n = 0; n < 1000 && !(after == before); ++n) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        after = baseline();
-    }
-    EXPECT_EQ(after, before);
+    EXPECT_EQ(support::settled_holdings(*daemon_, *watcher_, before), before);
 
     const uint64_t new_violations = counter("violations") - violations;
     const uint64_t new_refusals = counter("refused") - refused;

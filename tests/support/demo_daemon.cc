@@ -145,4 +145,31 @@ std::ostream& operator<<(std::ostream& stream, const Resources& resources) {
     return stream;
 }
 
+Holdings holdings_of(Daemon& daemon, expertpack::Client& watcher) {
+    const auto stats = stats_of(watcher);
+    Holdings holdings{resources_of(daemon.process().pid()), {}};
+    for (const char* member : {"connected", "half_open", "waiting_replies"}) {
+        holdings.now[member] = stats.at("clients").at(member);
+    }
+    for (const char* member : {"waiting", "running", "parked"}) {
+        holdings.now[member] = stats.at("queue").at(member);
+    }
+    holdings.now["sequences"] = stats.at("models").at(0).at("sequences");
+    holdings.now["reads"] = stats.at("io").at("in_flight");
+    return holdings;
+}
+
+Holdings settled_holdings(Daemon& daemon, expertpack::Client& watcher, const Holdings& before) {
+    Holdings now = holdings_of(daemon, watcher);
+    for (int n = 0; n < 2000 && !(now == before); ++n) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        now = holdings_of(daemon, watcher);
+    }
+    return now;
+}
+
+std::ostream& operator<<(std::ostream& stream, const Holdings& holdings) {
+    return stream << holdings.resources << holdings.now.dump();
+}
+
 }  // namespace xp::support

@@ -73,4 +73,16 @@ struct Resources {
 Resources resources_of(pid_t pid);
 std::ostream& operator<<(std::ostream& stream, const Resources& resources);
 
+// What a daemon holds for its clients, by its own count and by that of the kernel: while nothing is
+// in flight, the same before and after whatever happened.
+struct Holdings {
+    Resources resources;
+    nlohmann::json now;  // clients, waiting and running requests, sequences, reads
+    bool operator==(const Holdings&) const = default;
+};
+Holdings holdings_of(Daemon& daemon, expertpack::Client& watcher);
+// Gives what was cancelled time to end: looks until there is what was `before`, or long enough.
+Holdings settled_holdings(Daemon& daemon, expertpack::Client& watcher, const Holdings& before);
+std::ostream& operator<<(std::ostream& stream, const Holdings& holdings);
+
 }  // namespace xp::support
