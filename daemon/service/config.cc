@@ -9,6 +9,9 @@
 #include <span>
 #include <vector>
 
+// The configuration is three deep. The parser recurses for every level, and so does freeing what it
+// read, until the stack ends.
+#define TOML_MAX_NESTED_VALUES 16
 #include <toml++/toml.h>
 
 #include "daemon/base/size.h"
@@ -18,6 +21,11 @@ namespace {
 
 // A file of this size holds thousands of models; more is no configuration.
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
+// Each part of a dotted key is a level too, but none that the parser counts. Keys end with their
+// line; a path with this many dots would be a strange one.
+constexpr size_t kMaxDotsPerLine = 64;
+// More would only bury the first ones.
+constexpr size_t kMaxComplaints = 20;
 constexpr size_t kMaxSocketPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 // As many as a list of models may carry on the wire.
 constexpr size_t kMaxModels = 64;
@@ -120,8 +128,12 @@ Result<DaemonConfig> Reader::read(const toml::table& root) {
     std::stable_sort(errors_.begin(), errors_.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     Error error{ErrorCode::kInvalidArgument, {}};
-    for (const auto& [line, message] : errors_) {
-        error.message += (error.message.empty() ? "" : "\n") + message;
+    for (size_t i = 0; i < std::min(errors_.size(), kMaxComplaints); ++i) {
+        error.message += (i == 0 ? "" : "\n") + errors_[i].second;
+    }
+    if (errors_.size() > kMaxComplaints) {
+        error.message += fmt::format("\n{}: {} more faults", path_.string(),
+                                     errors_.size() - kMaxComplaints);
     }
     return error;
 }
@@ -379,9 +391,25 @@ void Reader::read_model(const toml::table& table, DaemonConfig& config) {
     config.host.models.push_back(std::move(source));
 }
 
+Result<void> check_depth(std::string_view toml, const Path& path) {
+    size_t line = 1, dots = 0;
+    for (const char c : toml) {
+        if (c == '\n') {
+            ++line;
+            dots = 0;
+        } else if (c == '.' && ++dots > kMaxDotsPerLine) {
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{}:{}: more than {} dots in one line; no key is that deep",
+                              path.string(), line, kMaxDotsPerLine);
+        }
+    }
+    return {};
+}
+
 }  // namespace
 
 Result<DaemonConfig> parse_config(std::string_view toml, const Path& path) {
+    XP_CHECK(check_depth(toml, path));
     try {
         const toml::table root = toml::parse(toml);
         return Reader(path).read(root);

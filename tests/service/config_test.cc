@@ -1,6 +1,7 @@
 // Every key, every kind of error, each with its line.
 #include "daemon/service/config.h"
 
+#include <algorithm>
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -204,6 +205,25 @@ TEST(Config, TheExampleFileIsValidWithEveryKeyActive) {
     ASSERT_TRUE(config) << config.error().message;
     EXPECT_EQ(config->host.models.at(0).name, "demo");
     EXPECT_THAT(active, Not(HasSubstr("#threads")));
+}
+
+// Freeing what the parser had read recursed once for each part of the key: the stack overflowed.
+TEST(Config, KeysAndValuesWithoutEndAreRefused) {
+    std::string key = "a";
+    for (int i = 0; i < 100'000; ++i) key += ".a";
+    EXPECT_THAT(parse("\n" + key + " = 1\n").error().message,
+                HasSubstr("test.toml:2: more than 64 dots in one line"));
+    EXPECT_THAT(parse("[" + key + "]\n").error().message, HasSubstr("test.toml:1: more than 64"));
+    const std::string brackets(100'000, '[');
+    EXPECT_THAT(parse("a = " + brackets).error().message, HasSubstr("nested value depth of 16"));
+}
+
+TEST(Config, OfManyFaultsTheFirstTwentyAreTold) {
+    std::string text = kModel;
+    for (int i = 0; i < 1000; ++i) text += "[x" + std::to_string(i) + "]\n";
+    const std::string message = parse(text).error().message;
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 20);
+    EXPECT_THAT(message, HasSubstr("\n/etc/xp/test.toml: 980 more faults"));
 }
 
 }  // namespace
