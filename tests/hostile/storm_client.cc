@@ -1,7 +1,7 @@
 // storm_client SOCKET SEED COUNT LOG: sends COUNT requests of all kinds, a few at a time, cancels
-// some, and may kill itself in the middle; all of it follows from SEED. What is answered with "busy"
-// is sent again under another id. It reads the raw rings, as
-// libexpertpack would hide a second terminal reply. Each line of LOG is one fact, written at once:
+// some, and may kill itself in the middle; all of it follows from SEED. What is answered with
+// "busy" is sent again under another id. It reads the raw rings, as libexpertpack would hide a
+// second terminal reply. Each line of LOG is one fact, written at once:
 // "sent ID KIND", "end ID KIND OUTCOME", "cancel ID". Exit status: 0, all requests ended exactly
 // once; 1, they did not.
 #include <csignal>
@@ -175,7 +175,8 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: storm_client SOCKET SEED COUNT LOG\n");
         return 2;
     }
-    const int log = checked(::open(argv[4], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600), "log");
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
+    const int log = checked(::open(argv[4], kFlags, 0600), "log");
     Storm storm(argv[1], std::strtoull(argv[2], nullptr, 10), log);
     return storm.run(std::strtoull(argv[3], nullptr, 10)) ? 0 : 1;
 }
