@@ -18,6 +18,9 @@ namespace {
 constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 4 + 8;
 
+constexpr const char* kBigEndian =
+    "big-endian GGUF is not supported: convert the model again for this byte order";
+
 struct Counts {
     uint64_t n_tensors = 0;
     uint64_t n_keys = 0;
@@ -27,9 +30,7 @@ Result<void> check_version(uint32_t version) {
     if (version == 2 || version == 3) return {};
     if (version == 0) return make_error(ErrorCode::kCorrupt, "version 0 at offset 4 is not valid");
     if ((version & 0xffff) == 0) {
-        return make_error(ErrorCode::kUnsupported,
-                          "the file is big-endian; only little-endian files are supported: "
-                          "convert the model again for this byte order");
+        return make_error(ErrorCode::kUnsupported, "{}", kBigEndian);
     }
     if (version == 1) {
         return make_error(ErrorCode::kUnsupported,
@@ -56,6 +57,9 @@ Result<Counts> parse_counts(HeaderCursor& cursor) {
     }
     char magic[4];
     XP_CHECK(cursor.read(std::as_writable_bytes(std::span(magic))));
+    if (std::memcmp(magic, "FUGG", sizeof(magic)) == 0) {
+        return make_error(ErrorCode::kUnsupported, "the magic is reversed, 'FUGG'; {}", kBigEndian);
+    }
     if (std::memcmp(magic, kGgufMagic, sizeof(magic)) != 0) {
         return make_error(ErrorCode::kCorrupt, "not a GGUF file: it starts with {}, not 'GGUF'",
                           quote_name({magic, sizeof(magic)}));

@@ -26,6 +26,8 @@ struct BuildOptions {
     std::vector<Path> stripe_directories = {};
     // How MXFP4 matrices are stored.
     StorageLayout mxfp4_layout = StorageLayout::kSplit;
+    // Refuses weights with scales or floats that are not finite: kCorrupt with tensor and block.
+    bool check_values = true;
     // Kept free on every target file system, beyond what the pack needs.
     uint64_t reserve_bytes = uint64_t{64} << 20;
     // Progress becomes durable after this many bytes of experts, at the end of a tensor: what a

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <optional>
 
+#include <fmt/ranges.h>
+
 #include "daemon/base/memory.h"
 #include "daemon/pack/format.h"
 
@@ -56,6 +58,22 @@ Result<LayerTensors> find_experts(const GgufFile& source) {
     return layers;
 }
 
+// Of every layer at once, before anything is read.
+Result<void> check_all_roles(const GgufFile& source, const LayerTensors& layers) {
+    std::vector<std::string> missing;
+    for (const auto& [number, tensors] : layers) {
+        for (size_t r = 0; r < kExpertRoles; ++r) {
+            if (tensors[r] != nullptr) continue;
+            missing.push_back(expert_tensor_name(number, static_cast<ExpertRole>(r)));
+        }
+    }
+    if (missing.empty()) return {};
+    return make_error(ErrorCode::kCorrupt,
+                      "{} lacks expert tensors: {}; all of gate, up and down must be there in a "
+                      "layer that has one of them", source.files()[0].path.native(),
+                      fmt::join(missing, ", "));
+}
+
 Result<PackLayer> describe_layer(uint32_t number,
                                  const std::array<const TensorInfo*, kExpertRoles>& tensors,
                                  StorageLayout mxfp4_layout) {
@@ -64,11 +82,6 @@ Result<PackLayer> describe_layer(uint32_t number,
     for (size_t r = 0; r < kExpertRoles; ++r) {
         const std::string name = expert_tensor_name(number, static_cast<ExpertRole>(r));
         const TensorInfo* tensor = tensors[r];
-        if (tensor == nullptr) {
-            return make_error(ErrorCode::kCorrupt,
-                              "layer {} has experts, but tensor {} is missing: all of gate, up and "
-                              "down must be there", number, name);
-        }
         if (tensor->ne[3] != 1 || tensor->ne[2] == 0 || tensor->n_dims < 3) {
             return make_error(ErrorCode::kCorrupt,
                               "tensor {} has shape {}; [columns, rows, experts] was expected", name,
@@ -200,9 +213,14 @@ Result<std::vector<SourceStamp>> stamp_source(const GgufFile& source) {
 Result<BuildPlan> plan_build(const GgufFile& source, const std::vector<std::string>& stripe_paths,
                              StorageLayout mxfp4_layout) {
     XP_TRY(const LayerTensors layers, find_experts(source));
+    XP_CHECK(check_all_roles(source, layers));
     BuildPlan plan;
     Manifest& manifest = plan.manifest;
-    XP_TRY(manifest.architecture, source.metadata().get_string("general.architecture"));
+    auto architecture = source.metadata().get_string("general.architecture");
+    if (!architecture) {
+        return std::move(architecture).error().with_context(source.files()[0].path.native());
+    }
+    manifest.architecture = *std::move(architecture);
     const Result<std::string> name = source.metadata().get_string("general.name");
     manifest.model_name = name ? *name : source.files()[0].path.stem().native();
     if (source.files().size() > kMaxSourceFiles) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "daemon/gguf/payload.h"
 #include "daemon/pack/format.h"
 #include "daemon/pack/page_cache.h"
 
@@ -95,7 +96,11 @@ bool BuildStream::needs_reading(size_t step) const {
 }
 
 uint64_t BuildStream::chunk_limit(const BuildStep& step) const {
-    if (step.kind != BuildStep::Kind::kExperts) return kChunkBytes;
+    if (step.kind == BuildStep::Kind::kSkip) return kChunkBytes;
+    if (step.kind == BuildStep::Kind::kResident) {
+        // Whole blocks.
+        return kChunkBytes - kChunkBytes % traits_of(step.tensor->type).block_bytes;
+    }
     return plan_.manifest.layers[step.layer].roles[step.role].bytes;
 }
 
@@ -118,6 +123,8 @@ Result<void> BuildStream::handle_current(const Chunk& next, const TensorToWrite:
                 if (kind == BuildStep::Kind::kExperts) hash_slice();
                 break;
             case 3:
+                if (kind != BuildStep::Kind::kSkip) results[3] = check_values();
+                if (!results[3]) break;
                 if (kind == BuildStep::Kind::kExperts) results[3] = store_expert();
                 if (kind == BuildStep::Kind::kResident) {
                     results[3] = sink({current_buffer_.data(), current_.bytes});
@@ -144,6 +151,19 @@ void BuildStream::hash_slice() {
     const uint64_t expert = current_.offset / current_.bytes;
     state_.slices[layer.first_object + expert][step.role] =
         sha256({current_buffer_.data(), current_.bytes});
+}
+
+Result<void> BuildStream::check_values() const {
+    const BuildStep& step = plan_.steps[current_.step];
+    const GgmlType type = step.tensor->type;
+    if (!options_.check_values) return {};
+    const auto fault = find_payload_fault(type, {current_buffer_.data(), current_.bytes},
+                                          current_.offset / traits_of(type).block_bytes);
+    if (!fault) return {};
+    return make_error(ErrorCode::kCorrupt,
+                      "{}: tensor {} of type {}: {}; the file is damaged or was converted wrongly",
+                      source_.files()[step.file].path.native(), step.tensor->name,
+                      traits_of(type).name, *fault);
 }
 
 Result<void> BuildStream::store_expert() {

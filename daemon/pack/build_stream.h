@@ -50,6 +50,7 @@ private:
     Result<void> handle_current(const Chunk& next, const TensorToWrite::Sink& sink);
     void hash_file();
     void hash_slice();
+    Result<void> check_values() const;
     Result<void> store_expert();
     void drop_from_cache(const Chunk& chunk) const;
     void report();

@@ -123,6 +123,42 @@ TEST_F(Hostile, ExtremeFieldsAnywhereNeverCrashOrAllocateMuch) {
     EXPECT_LE(largest_allocation, kAllowedBytes);
 }
 
+// The header of a whole model, with a few bits wrong, or cut off; its data is a hole.
+TEST_F(Hostile, DamagedHeadersOfAModelNeverCrashOrAllocateMuch) {
+    std::mt19937_64 random(random_seed());
+    const Path model = Path(XP_TEST_DATA) / "deepseek-v4-tiny/tiny_deepseek4.gguf";
+    const uint64_t size = std::filesystem::file_size(model);
+    const uint64_t data_start = GgufFile::open(model)->files()[0].data_start;
+    const std::string head = read_bytes(model).substr(0, data_start);
+    put(head, 0);
+    ASSERT_EQ(ftruncate(fd_.get(), static_cast<off_t>(size)), 0);
+    ASSERT_TRUE(GgufFile::open(path_));
+    uint64_t n_refused = 0;
+    // A wrong length may reach into the data; what it covers is held in at most eight times its size.
+    const size_t allowed = 8 * size;
+    largest_allocation = 0;
+    for (int round = 0; round < 200; ++round) {
+        std::string damaged = head;
+        for (uint64_t flips = 1 + random() % 8; flips > 0; --flips) {
+            const uint64_t bit = random() % (8 * head.size());
+            damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+        }
+        put(damaged, 0);
+        const auto file = GgufFile::open(path_);
+        if (!file) ++n_refused;
+    }
+    put(head, 0);
+    for (int round = 0; round < 50; ++round) {
+        ASSERT_EQ(ftruncate(fd_.get(), static_cast<off_t>(random() % data_start)), 0);
+        const auto file = GgufFile::open(path_);
+        EXPECT_FALSE(file);
+        ASSERT_EQ(ftruncate(fd_.get(), static_cast<off_t>(size)), 0);
+        put(head, 0);
+    }
+    EXPECT_GT(n_refused, 0u);
+    EXPECT_LE(largest_allocation, allowed);
+}
+
 TEST_F(Hostile, HugeCountsInATinyFileFailWithoutAllocation) {
     const std::string files[] = {
         header(INT64_MAX, 0), header(0, INT64_MAX), header(1ull << 61, 1ull << 61),

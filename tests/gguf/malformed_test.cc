@@ -42,13 +42,18 @@ std::vector<Case> header_cases() {
     return {
         {"EmptyFile", "", kCorrupt, {"0 bytes are too few"}},
         {"OnlyMagic", "GGUF", kCorrupt, {"4 bytes are too few"}},
-        {"BadMagic", "FUGG" + header(0, 0).substr(4), kCorrupt, {"not a GGUF file", "'FUGG'"}},
+        {"BadMagic", "GGML" + header(0, 0).substr(4), kCorrupt, {"not a GGUF file", "'GGML'"}},
+        {"ReversedMagic", "FUGG" + header(0, 0).substr(4), kUnsupported,
+         {"'FUGG'", "big-endian GGUF is not supported"}},
         {"BinaryMagicIsEscaped", std::string("\0\x1b\xffG", 4) + header(0, 0).substr(4), kCorrupt,
          {"'\\x00\\x1b\\xffG'"}},
         {"Version0", header(0, 0, 0), kCorrupt, {"version 0"}},
         {"Version1", header(0, 0, 1), kUnsupported, {"version 1", "no longer supported"}},
         {"Version4", header(0, 0, 4), kUnsupported, {"version 4", "not known"}},
-        {"BigEndian", header(0, 0, 0x03000000), kUnsupported, {"big-endian"}},
+        {"BigEndian", header(0, 0, 0x03000000), kUnsupported,
+         {"big-endian GGUF is not supported"}},
+        {"BigEndianVersion2", header(0, 0, 0x02000000), kUnsupported,
+         {"big-endian GGUF is not supported"}},
         {"NegativeTensorCount", header(UINT64_MAX, 0), kCorrupt,
          {"tensor count", "-1", "offset 8"}},
         {"NegativeKeyCount", header(0, UINT64_MAX), kCorrupt, {"key count", "-1", "offset 16"}},
@@ -85,6 +90,8 @@ std::vector<Case> key_cases() {
          {"key 'flags'", "is 2"}},
         {"StringBeyondFile", one_key(key("name", 8, number<uint64_t>(1000) + fill)), kCorrupt,
          {"key 'name'", "1000 bytes of the string", "64 bytes left", "cut short"}},
+        {"StringOf1GiBInASmallFile", one_key(key("name", 8, number<uint64_t>(1 << 30) + fill)),
+         kCorrupt, {"key 'name'", "1073741824 bytes"}},
         {"StringLengthOverflow", one_key(key("name", 8, number(UINT64_MAX) + fill)), kCorrupt,
          {"key 'name'", "18446744073709551615"}},
         {"ArrayBeyondFile", one_key(array_key("list", 4, 17, fill)), kCorrupt,
@@ -104,9 +111,22 @@ std::vector<Case> key_cases() {
          {"'general.alignment' is 13", "power of two"}},
         {"Alignment0", one_key(u32_key("general.alignment", 0)), kCorrupt, {"is 0"}},
         {"AlignmentHuge", one_key(u32_key("general.alignment", 1u << 21)), kCorrupt, {"2097152"}},
+        {"Alignment1GiB", one_key(u32_key("general.alignment", 1u << 30)), kCorrupt,
+         {"1073741824", "at most 1048576"}},
+        {"AlignmentNegative", one_key(i32_key("general.alignment", -32)), kCorrupt,
+         {"'general.alignment' has type i32", "u32"}},
+        {"AlignmentU64", one_key(key("general.alignment", 10, number<uint64_t>(32))), kCorrupt,
+         {"'general.alignment' has type u64", "u32"}},
         {"AlignmentI32", one_key(i32_key("general.alignment", 32)), kCorrupt,
          {"'general.alignment' has type i32", "u32"}},
     };
+}
+
+// States `n` dimensions and has eight.
+std::string many_dimensions(uint32_t n) {
+    std::string info = text("t") + number(n);
+    for (int i = 0; i < 8; ++i) info += number<uint64_t>(1);
+    return one_tensor(info + number(0u) + number<uint64_t>(0), 16);
 }
 
 std::vector<Case> tensor_cases() {
@@ -123,6 +143,16 @@ std::vector<Case> tensor_cases() {
              std::string(64, 'x'), kCorrupt, {"tensor 2 of 2", "'twin' occurs twice"}},
         {"FiveDimensions", one_tensor(tensor("t", {1, 1, 1, 1, 1}, 0, 0), 16), kCorrupt,
          {"tensor 't' at offset 24", "5 dimensions"}},
+        {"NineDimensions", many_dimensions(9), kCorrupt, {"tensor 't'", "9 dimensions"}},
+        {"AMillionDimensions", many_dimensions(1'000'000), kCorrupt, {"1000000 dimensions"}},
+        {"MostDimensions", many_dimensions(UINT32_MAX), kCorrupt, {"4294967295 dimensions"}},
+        {"DimensionBeyondTheFile", one_tensor(tensor("t", {(1ull << 42) + 1}, 0, 0), 16), kCorrupt,
+         {"tensor 't'", "17592186044420 bytes", "file ends at"}},
+        {"DimensionsThatWrapToFew", one_tensor(tensor("t", {UINT64_MAX, 2, 1, 1}, 0, 0), 16),
+         kCorrupt, {"tensor 't'", "dimension 0", "-1"}},
+        {"ProductThatWrapsToFew",
+         one_tensor(tensor("t", {1ull << 32, 1ull << 32, 4}, 0, 0), 16), kCorrupt,
+         {"tensor 't'", "too many elements"}},
         {"NegativeDimension", one_tensor(tensor("t", {4, UINT64_MAX}, 0, 0), 16), kCorrupt,
          {"tensor 't'", "dimension 1 at offset 45", "-1"}},
         {"ElementCountOverflow", one_tensor(tensor("t", {large, large, 4}, 0, 0), 16), kCorrupt,
@@ -160,6 +190,13 @@ std::vector<Case> tensor_cases() {
         {"SamePlace",
          padded(header(2, 0) + tensor("first", {4}, 0, 0) + tensor("second", {4}, 0, 0)) +
              std::string(64, 'x'), kCorrupt, {"'first'", "'second'", "overlap"}},
+        {"OverlapByTheLastByte",
+         padded(header(2, 0) + tensor("first", {33}, 24, 0) + tensor("second", {4}, 24, 32)) +
+             std::string(64, 'x'), kCorrupt, {"'first' (33 bytes", "'second'", "overlap"}},
+        {"OverlapInAnotherOrder",
+         padded(header(3, 0) + tensor("c", {4}, 24, 64) + tensor("a", {80}, 24, 0) +
+                tensor("none", {0}, 24, 64)) + std::string(96, 'x'), kCorrupt,
+         {"'a' (80 bytes", "'c'", "overlap"}},
         {"TwoHugeTensors",
          padded(header(2, 0) + tensor("a", {(1ull << 63) - 64}, 24, 0) +
                 tensor("b", {(1ull << 63) - 64}, 24, (1ull << 63) - 64)) +

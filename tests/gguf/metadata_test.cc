@@ -87,6 +87,8 @@ TEST(Metadata, ListsConvertWidthsAndRefuseOtherKinds) {
         {GgufValueType::kArray, GgufArray{GgufValueType::kU8, std::vector<uint64_t>{1, 255}}});
     EXPECT_THAT(*naturals.get_ints("the.key"), ElementsAre(1, 255));
     EXPECT_EQ(std::get<GgufArray>(naturals.find("the.key")->value).size(), 2u);
+    // Token scores have been found stored as bytes: no floats, so no guess.
+    expect_error(naturals.get_floats("the.key"), ErrorCode::kCorrupt, "array of u8");
     const GgufMetadata huge = one(
         {GgufValueType::kArray, GgufArray{GgufValueType::kU64, std::vector<uint64_t>{1ull << 63}}});
     expect_error(huge.get_ints("the.key"), ErrorCode::kCorrupt, "9223372036854775808");

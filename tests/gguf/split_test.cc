@@ -101,6 +101,33 @@ TEST_F(Split, AcceptsSplitKeysOfAnyIntegerType) {
     expect_whole_model(shard(1));
 }
 
+// As many as the largest published sets have.
+TEST_F(Split, ThirtyEightShardsAreOneModel) {
+    const TemporaryDirectory many;
+    for (uint16_t i = 0; i < 38; ++i) {
+        many.write(name(i + 1, 38),
+                   padded(header(1, 3) + split_keys(i, 38, 38) +
+                          tensor(fmt::format("blk.{}.w", i), {3}, 24, 0)) +
+                       fmt::format("{:03}", i));
+    }
+    const auto file = GgufFile::open(many.path() / name(20, 38));
+    ASSERT_TRUE(file) << file.error().message;
+    ASSERT_EQ(file->tensors().size(), 38u);
+    for (uint32_t i = 0; i < 38; ++i) {
+        const TensorInfo* tensor = file->find_tensor(fmt::format("blk.{}.w", i));
+        ASSERT_NE(tensor, nullptr);
+        EXPECT_EQ(tensor->file, i);
+        std::string bytes(3, '\0');
+        ASSERT_TRUE(file->read_tensor(*tensor, 0, std::as_writable_bytes(std::span(bytes))));
+        EXPECT_EQ(bytes, fmt::format("{:03}", i));
+    }
+    std::filesystem::remove(many.path() / name(5, 38));
+    std::filesystem::remove(many.path() / name(38, 38));
+    EXPECT_THAT(error_of(many.path(), ErrorCode::kNotFound),
+                AllOf(HasSubstr("2 of the model's 38 shards"), HasSubstr(name(5, 38)),
+                      HasSubstr(name(38, 38))));
+}
+
 TEST_F(Split, MissingShardsAreListedAllAtOnce) {
     std::filesystem::remove(shard(1));
     std::filesystem::remove(shard(3));

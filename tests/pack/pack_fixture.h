@@ -21,6 +21,7 @@
 #include "daemon/pack/build.h"
 #include "daemon/pack/pack.h"
 #include "daemon/pack/verify.h"
+#include "tests/gguf/random_blocks.h"
 
 namespace xp::test {
 
@@ -107,12 +108,11 @@ inline void expect_same_files(const Path& found, const Path& expected) {
 
 inline TensorToWrite tensor(const std::string& name, GgmlType type, std::vector<uint64_t> ne,
                             uint64_t seed) {
-    uint64_t bytes = row_bytes(type, ne[0]);
-    for (size_t i = 1; i < ne.size(); ++i) bytes *= ne[i];
-    return {name, type, std::move(ne), [bytes, seed](const TensorToWrite::Sink& sink) {
+    uint64_t n = 1;
+    for (const uint64_t size : ne) n *= size;
+    return {name, type, std::move(ne), [type, n, seed](const TensorToWrite::Sink& sink) {
                 std::mt19937_64 random(seed);
-                std::vector<std::byte> data(bytes);
-                for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+                std::vector<std::byte> data = random_blocks(type, n, random);
                 return sink(data);
             }};
 }

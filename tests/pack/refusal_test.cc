@@ -42,7 +42,76 @@ TEST(BuildRefuses, ALayerWithAMissingRole) {
     const Path source = write_model(scratch / "m.gguf",
                                     without(mixed_tensors(), "blk.2.ffn_up_exps.weight"));
     EXPECT_THAT(refusal(source, scratch / "m.xpack", ErrorCode::kCorrupt),
-                AllOf(HasSubstr("layer 2"), HasSubstr("blk.2.ffn_up_exps.weight is missing")));
+                AllOf(HasSubstr("m.gguf"), HasSubstr(": blk.2.ffn_up_exps.weight;")));
+}
+
+TEST(BuildRefuses, MissingExpertTensorsAllAtOnce) {
+    const Scratch scratch;
+    auto tensors = without(mixed_tensors(), "blk.2.ffn_up_exps.weight");
+    tensors = without(without(tensors, "blk.4.ffn_gate_exps.weight"), "blk.4.ffn_down_exps.weight");
+    const Path source = write_model(scratch / "m.gguf", tensors);
+    EXPECT_THAT(refusal(source, scratch / "m.xpack", ErrorCode::kCorrupt),
+                HasSubstr("blk.2.ffn_up_exps.weight, blk.4.ffn_gate_exps.weight, "
+                          "blk.4.ffn_down_exps.weight"));
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+}
+
+TEST(BuildRefuses, AFileWithoutArchitecture) {
+    const Scratch scratch;
+    GgufMetadata metadata = small_metadata();
+    metadata.erase("general.architecture");
+    ASSERT_TRUE(write_gguf(scratch / "m.gguf", metadata, mixed_tensors()));
+    EXPECT_THAT(refusal(scratch / "m.gguf", scratch / "m.xpack", ErrorCode::kNotFound),
+                AllOf(HasSubstr("m.gguf"), HasSubstr("general.architecture")));
+}
+
+TEST(BuildRefuses, ExpertsWithoutRows) {
+    const Scratch scratch;
+    auto tensors = without(mixed_tensors(), "blk.4.ffn_gate_exps.weight");
+    tensors = without(without(tensors, "blk.4.ffn_up_exps.weight"), "blk.4.ffn_down_exps.weight");
+    tensors.push_back(tensor("blk.4.ffn_gate_exps.weight", GgmlType::kF32, {5, 0, 1}, 1));
+    tensors.push_back(tensor("blk.4.ffn_up_exps.weight", GgmlType::kF32, {5, 0, 1}, 1));
+    tensors.push_back(tensor("blk.4.ffn_down_exps.weight", GgmlType::kF32, {0, 5, 1}, 1));
+    EXPECT_THAT(refusal(write_model(scratch / "m.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kLimit),
+                AllOf(HasSubstr("layer 4, gate"), HasSubstr("0 rows")));
+}
+
+// The third expert's second row; a resident tensor beyond the first chunk that is read.
+TEST(BuildRefuses, ValuesThatAreNotFinite) {
+    const Scratch scratch;
+    const Path source = write_mixed_model(scratch / "m.gguf");
+    const auto file = GgufFile::open(source);
+    ASSERT_TRUE(file);
+    const TensorInfo* up = file->find_tensor("blk.2.ffn_up_exps.weight");
+    const uint64_t block = 2 * 96 * 2 + 2;  // of Q8_0: rows of 64 are two blocks, 96 rows an expert
+    std::string bytes = read_bytes(source);
+    bytes[up->offset + 34 * block] = 0;
+    bytes[up->offset + 34 * block + 1] = 0x7c;
+    write_bytes(source, bytes);
+    EXPECT_THAT(refusal(source, scratch / "m.xpack", ErrorCode::kCorrupt),
+                AllOf(HasSubstr("m.gguf: tensor blk.2.ffn_up_exps.weight of type Q8_0"),
+                      HasSubstr("block 386 (elements 12352 to 12383) has a scale that is not "
+                                "finite")));
+    std::filesystem::remove_all(scratch / "m.xpack");
+    build_or_fail(source, scratch / "m.xpack", {.check_values = false});
+    EXPECT_THAT(faults_of(scratch / "m.xpack", {.deep = true, .against = source}),
+                testing::IsEmpty());
+}
+
+TEST(BuildRefuses, AResidentFloatThatIsNotFinite) {
+    const Scratch scratch;
+    const uint64_t n = 3'000'000;  // more than one chunk
+    std::vector<TensorToWrite> tensors = mixed_tensors();
+    tensors.push_back({"token_embd_2.weight", GgmlType::kF32, {n},
+                       [](const TensorToWrite::Sink& sink) {
+                           std::vector<float> values(n, 1.0f);
+                           values[n - 5] = std::numeric_limits<float>::quiet_NaN();
+                           return sink(std::as_bytes(std::span(values)));
+                       }});
+    EXPECT_THAT(refusal(write_model(scratch / "m.gguf", tensors), scratch / "m.xpack",
+                        ErrorCode::kCorrupt),
+                AllOf(HasSubstr("token_embd_2.weight"), HasSubstr("element 2999995 is not finite")));
 }
 
 TEST(BuildRefuses, RolesThatDoNotFitTogether) {

@@ -1,12 +1,6 @@
 // Interrupted builds: whatever stopped them and wherever, going on gives the bytes of a build that
 // was never interrupted.
 
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <thread>
-
 #include "daemon/pack/resumable_sha256.h"
 #include "tests/pack/pack_fixture.h"
 
@@ -175,49 +169,6 @@ TEST_F(Resume, RefusesWhenAStripeIsGoneOrCut) {
     ASSERT_FALSE(built);
     EXPECT_EQ(built.error().code, ErrorCode::kNotFound);
     EXPECT_THAT(built.error().message, HasSubstr("experts.000.xpk"));
-}
-
-TEST(ResumeAfterKill, GivesTheBytesOfAnUninterruptedBuild) {
-    std::mt19937_64 random(random_seed());
-    const Scratch scratch;
-    const Path drive = scratch.make_directory("drive");
-    const Path reference_drive = scratch.make_directory("reference_drive");
-    BuildOptions options;
-    options.sync_bytes = 0;
-    options.stripe_directories = {drive};
-    const auto before = std::chrono::steady_clock::now();
-    const Path destination = scratch / "m.xpack";
-    // The stripe's path is in the manifest, so the reference is built in the same place and moved.
-    build_or_fail(kTinyModel, destination, options);
-    const auto whole = std::chrono::steady_clock::now() - before;
-    std::filesystem::rename(destination, scratch / "reference");
-    std::filesystem::rename(drive / "m.xpack.experts.001.xpk", reference_drive / "stripe");
-
-    int kills = 0;
-    for (int round = 0; round < 40; ++round) {
-        const pid_t child = ::fork();
-        ASSERT_GE(child, 0);
-        if (child == 0) ::_exit(build_pack(kTinyModel, destination, options) ? 0 : 1);
-        std::this_thread::sleep_for(whole * (static_cast<double>(random() % 1000) / 2500.0));
-        ::kill(child, SIGKILL);
-        int status = 0;
-        ASSERT_EQ(::waitpid(child, &status, 0), child);
-        if (WIFSIGNALED(status)) {
-            ++kills;
-            if (!std::filesystem::exists(destination / "manifest.json")) continue;
-            break;  // killed after the manifest appeared: the pack is complete
-        }
-        ASSERT_EQ(WEXITSTATUS(status), 0);
-        break;
-    }
-    std::printf("killed %d times\n", kills);
-    if (!std::filesystem::exists(destination / "manifest.json")) {
-        build_or_fail(kTinyModel, destination, options);
-    }
-    std::filesystem::remove(destination / "build.journal");  // may outlive the last kill
-    expect_same_files(destination, scratch / "reference");
-    EXPECT_TRUE(read_bytes(drive / "m.xpack.experts.001.xpk") ==
-                read_bytes(reference_drive / "stripe"));
 }
 
 TEST(ResumableSha256, GoesOnFromASavedState) {

@@ -23,6 +23,7 @@ struct BuildCommand {
     std::vector<Path> stripe_directories;
     StorageLayout layout = StorageLayout::kSplit;
     uint64_t reserve_bytes = 0;
+    bool keep_non_finite = false;
     bool json = false;
     bool quiet = false;
 };

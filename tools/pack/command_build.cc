@@ -18,6 +18,7 @@ int run_build(const BuildCommand& command) {
     options.stripe_directories = command.stripe_directories;
     options.mxfp4_layout = command.layout;
     options.reserve_bytes = command.reserve_bytes;
+    options.check_values = !command.keep_non_finite;
     options.cancelled = interrupted;
     options.progress = [&](const BuildProgress& progress) {
         last = progress;

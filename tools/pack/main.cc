@@ -39,6 +39,8 @@ void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::s
     build->add_option("--reserve", reserve, "Kept free on every file system, as in 10GiB")
         ->check(size_text())
         ->capture_default_str();
+    build->add_flag("--keep-non-finite", command.keep_non_finite,
+                    "Do not refuse weights that are infinite or not a number");
     build->add_flag("--json", command.json, "Print the outcome as JSON");
     build->add_flag("--quiet,-q", command.quiet, "No progress");
 }
@@ -96,6 +98,8 @@ void watch_signals() {
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
+    // A limit on file sizes is an error to be told, not an end without a word.
+    std::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool interrupted() { return interrupted_flag != 0; }
