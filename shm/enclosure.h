@@ -4,6 +4,7 @@
 // socket with a kEnclosed notice; then it writes a record that holds an Enclosed request, under the
 // id that the request shall have. The record gives the request its place in the ring's order, and
 // the notice has always arrived before it. The daemon takes enclosures in the order they came.
+// Each is a request in flight from its notice on: more than Welcome::max_in_flight are a violation.
 //
 // A sealed memfd cannot shrink or change under its reader, so there is nothing to race with, and
 // what is not fully sealed, not as long as stated, or no memfd at all is refused before it is read.
@@ -23,11 +24,6 @@ namespace xp::shm {
 // Four million tokens of text: more than any model's context, while reading and checking it keeps
 // the daemon's ring thread for some 20 ms.
 inline constexpr uint32_t kMaxEnclosedBytes = uint32_t{16} << 20;
-
-// Enclosures of a connection that the daemon takes from the socket before their records come. An
-// honest client may have sent more when the daemon leaves its records in the ring for a while; they
-// wait in the socket, whose buffer bounds them.
-inline constexpr size_t kMaxWaitingEnclosures = 4;
 
 // A sealed memfd that holds `message`; nothing, and `error`, when memory or descriptors are short.
 Fd enclose(std::span<const std::byte> message, std::string* error);

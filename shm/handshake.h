@@ -153,7 +153,7 @@ struct ServerOffer {
     uint32_t max_resp_ring_bytes = kResponseRingBytes;
     uint32_t max_in_flight = 0;
     uint32_t max_context = 0;
-    uint32_t max_enclosed_bytes = 0;
+    uint32_t max_enclosed_bytes = 0;    // 0: enclosures are not taken, whatever the client can do
     BootId boot_id{};
 };
 
@@ -175,6 +175,7 @@ struct ServerChannel {
     Fd resp_bell;       // to be rung for the client
     uint64_t req_data_bytes = 0;
     uint64_t resp_data_bytes = 0;
+    uint64_t features = 0;  // of both sides
 
     Segment own() const { return {resp.base(), resp_data_bytes}; }
     ConstSegment peer() const { return {req.base(), req_data_bytes}; }

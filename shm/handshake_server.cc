@@ -163,13 +163,17 @@ std::optional<ServerChannel> open_channel(int socket, const Hello& hello, const 
     Welcome welcome;
     welcome.abi_minor = std::min(kAbiMinor, hello.abi_minor);
     welcome.fds = kWelcomeFds;
-    welcome.features = kFeatures & hello.features;
+    channel.features = kFeatures & hello.features;
+    if (offer.max_enclosed_bytes == 0) channel.features &= ~kFeatureEnclosures;
+    welcome.features = channel.features;
     welcome.req_ring_bytes = static_cast<uint32_t>(channel.req_data_bytes);
     welcome.resp_ring_bytes = static_cast<uint32_t>(channel.resp_data_bytes);
     welcome.max_record_bytes = welcome.req_ring_bytes / 2;
     welcome.max_in_flight = offer.max_in_flight;
     welcome.max_context = offer.max_context;
-    welcome.max_enclosed_bytes = offer.max_enclosed_bytes;
+    if ((channel.features & kFeatureEnclosures) != 0) {
+        welcome.max_enclosed_bytes = offer.max_enclosed_bytes;
+    }
     std::copy(offer.boot_id.begin(), offer.boot_id.end(), welcome.boot_id);
     const int fds[kWelcomeFds] = {req.get(), resp.get(), channel.req_bell_ringer.get(),
                                   client_resp_bell.get()};

@@ -6,13 +6,19 @@
 #include <fmt/format.h>
 
 namespace xp {
+namespace {
+
+// Notices taken in one look: others want their turn, too.
+constexpr int kNoticesPerLook = 64;
+
+}  // namespace
 
 std::string Connection::describe() const {
     return fmt::format("client {} ({}, uid {}, pid {})", id_, name_.empty() ? "no name" : name_,
                        peer_.uid, peer_.pid);
 }
 
-bool Connection::welcome(const shm::Hello& hello, const shm::ServerOffer& offer,
+bool Connection::welcome(const shm::Hello& hello, const shm::ServerOffer& offer, Charge charge,
                          std::string* error) {
     auto channel = shm::open_channel(socket_.get(), hello, offer, error);
     if (!channel) {
@@ -22,8 +28,56 @@ bool Connection::welcome(const shm::Hello& hello, const shm::ServerOffer& offer,
                                 '\0');
     name_.assign(hello.client_name, end);
     channel_ = *std::move(channel);
+    charge_ = std::move(charge);
+    max_enclosures_ = offer.max_in_flight;
     reader_.emplace(channel_.own(), channel_.peer());
     writer_.emplace(channel_.own(), channel_.peer());
+    return true;
+}
+
+shm::ReceiveStatus Connection::take_notices(std::string* error) {
+    for (int n = 0; n < kNoticesPerLook; ++n) {
+        shm::Notice notice;
+        Enclosure enclosure;
+        const shm::ReceiveStatus status =
+            shm::receive_notice(socket_.get(), &notice, &enclosure.fd, error);
+        if (status != shm::ReceiveStatus::kOk) {
+            return status;
+        }
+        if (notice.kind != static_cast<uint32_t>(shm::NoticeKind::kEnclosed)) {
+            continue;  // from a newer minor version, to be ignored
+        }
+        if ((channel_.features & shm::kFeatureEnclosures) == 0) {
+            *error = "an enclosed request, which was not agreed upon in the handshake";
+            return shm::ReceiveStatus::kBad;
+        }
+        if (enclosures_.size() >= max_enclosures_) {
+            *error = fmt::format("more than {} enclosed requests without their records",
+                                 max_enclosures_);
+            return shm::ReceiveStatus::kBad;
+        }
+        enclosure.bytes = notice.value;
+        enclosures_.push_back(std::move(enclosure));
+    }
+    return shm::ReceiveStatus::kOk;
+}
+
+bool Connection::take_enclosure(uint64_t bytes, shm::Fd* enclosed, std::string* error) {
+    if (enclosures_.empty() && take_notices(error) == shm::ReceiveStatus::kBad) {
+        return false;
+    }
+    if (enclosures_.empty()) {
+        *error = "a record says that a request is enclosed, but none came over the socket";
+        return false;
+    }
+    Enclosure next = std::move(enclosures_.front());
+    enclosures_.pop_front();
+    if (bytes != next.bytes || bytes > shm::kMaxEnclosedBytes) {
+        *error = fmt::format("an enclosed request has {} bytes by its record and {} by its notice; "
+                             "at most {} are allowed", bytes, next.bytes, shm::kMaxEnclosedBytes);
+        return false;
+    }
+    *enclosed = std::move(next.fd);
     return true;
 }
 

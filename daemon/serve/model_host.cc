@@ -10,14 +10,6 @@ namespace xp {
 static_assert(kMaxModelNameBytes == shm::kMaxNameBytes);
 namespace {
 
-uint64_t bytes_of_all_experts(const Manifest& manifest) {
-    uint64_t bytes = 0;
-    for (const PackLayer& layer : manifest.layers) {
-        bytes += layer.stride * layer.n_experts;
-    }
-    return bytes;
-}
-
 Result<uint64_t> context_of(const ModelSource& source, const GgufMetadata& metadata,
                             const std::string& architecture) {
     if (source.context) {
@@ -102,14 +94,15 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
     cache_options.verify = options.verify;
     XP_TRY(cache_options.top_k, experts_per_token(metadata));
     const auto requested = source.cache_bytes ? source.cache_bytes : options.cache_bytes;
-    const uint64_t total = bytes_of_all_experts(pack->manifest());
+    const uint64_t usable = usable_host_memory();
+    // 0 would mean all experts; one byte is below every hard floor, and refused with the numbers.
     cache_options.bytes =
-        plan_cache_bytes(requested, total, usable_host_memory(), options.models.size());
+        requested.value_or(std::max<uint64_t>(usable / 2 / options.models.size(), 1));
     auto cache = ExpertCache::create(*pack, *reads_, cache_options);
     if (!cache) {
         // Memory that was asked for and is there, but too little: the configuration is at fault.
         Error error = std::move(cache).error();
-        if (error.code == ErrorCode::kNoMemory && requested == cache_options.bytes) {
+        if (error.code == ErrorCode::kNoMemory && requested && *requested <= usable) {
             error.code = ErrorCode::kInvalidArgument;
         }
         return std::move(error).with_context("key cache of [[model]], or experts of [cache]");
@@ -121,16 +114,6 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
     XP_TRY(served->model, load_model(*pack, *operators_, *served->cache, model_options));
     served->pack = std::move(pack);
     return served;
-}
-
-uint64_t plan_cache_bytes(std::optional<uint64_t> requested, uint64_t total_bytes,
-                          uint64_t usable, size_t n_models) {
-    const uint64_t wanted = requested ? *requested : usable / 2 / std::max<size_t>(n_models, 1);
-    if (wanted >= total_bytes) {
-        return 0;
-    }
-    // 0 would mean all experts; one byte is below every hard floor and refused there with numbers.
-    return std::max<uint64_t>(wanted, 1);
 }
 
 }  // namespace xp

@@ -105,10 +105,4 @@ private:
     std::vector<std::unique_ptr<ServedModel>> models_;
 };
 
-// How many bytes of slots to ask for: what was requested, or an even share for `n_models` of half
-// the `usable` memory. 0, which is all experts, when that is `total_bytes` or more. That slots
-// never take more than the memory there is, is the expert cache's own rule.
-uint64_t plan_cache_bytes(std::optional<uint64_t> requested, uint64_t total_bytes,
-                          uint64_t usable, size_t n_models);
-
 }  // namespace xp

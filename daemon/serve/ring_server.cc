@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 
-#include "daemon/serve/stats.h"
+#include "shm/enclosure.h"
 
 namespace xp {
 namespace {
@@ -41,8 +41,9 @@ shm::BootId random_boot_id() {
 RingServer::RingServer(Listener listener, const ModelHost& host, Scheduler& scheduler,
                        Outbox& outbox, RingServerOptions options)
     : listener_(std::move(listener)), host_(host), scheduler_(scheduler), outbox_(outbox),
-      options_(std::move(options)), started_(options_.now()) {
-    offer_.max_in_flight = options_.in_flight;
+      options_(std::move(options)), started_(options_.now()), accounts_(options_.user) {
+    offer_.max_in_flight = options_.requests_per_client;
+    offer_.max_enclosed_bytes = shm::kMaxEnclosedBytes;
     offer_.boot_id = random_boot_id();
     for (const auto& model : host_.models()) {
         offer_.max_context = std::max<uint32_t>(
@@ -213,10 +214,9 @@ void RingServer::handle_socket(Connection& connection, uint32_t events) {
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
         return close(connection);
     }
-    shm::Notice notice;
     std::string error;
-    switch (shm::receive_notice(connection.socket(), &notice, nullptr, &error)) {
-        case shm::ReceiveStatus::kOk:     // nothing is defined for the daemon yet
+    switch (connection.take_notices(&error)) {
+        case shm::ReceiveStatus::kOk:
         case shm::ReceiveStatus::kAgain: return;
         case shm::ReceiveStatus::kClosed: return close(connection);
         case shm::ReceiveStatus::kBad: return violation(connection, error);
@@ -236,25 +236,24 @@ void RingServer::greet(Connection& connection) {
     if (draining_) {
         return refuse(connection, shm::WelcomeStatus::kShuttingDown, "shutting down");
     }
-    size_t clients = 0;
-    size_t of_uid = 0;
-    for (const auto& [id, other] : connections_) {
-        clients += other.open();
-        of_uid += other.open() && other.peer().uid == connection.peer().uid;
-    }
-    if (clients >= options_.clients || of_uid >= options_.clients_per_uid) {
+    const auto clients = n_clients_.load(std::memory_order_relaxed);
+    if (clients >= options_.clients) {
         return refuse(connection, shm::WelcomeStatus::kTooManyClients,
-                      fmt::format("{} clients are connected (limit {}), {} of user {} (limit {})",
-                                  clients, options_.clients, of_uid, connection.peer().uid,
-                                  options_.clients_per_uid));
+                      fmt::format("{} clients are connected, which is the limit ([limits] "
+                                  "clients): try again when one has gone", clients));
     }
-    if (!connection.welcome(hello, offer_, &error)) {
+    auto charge = accounts_.charge_client(connection.peer().uid);
+    if (!charge) {
+        return refuse(connection, shm::WelcomeStatus::kTooManyClients, charge.error().message);
+    }
+    if (!connection.welcome(hello, offer_, *std::move(charge), &error)) {
         return refuse(connection, shm::WelcomeStatus::kInternal, error);
     }
     n_clients_.fetch_add(1, std::memory_order_relaxed);
     if (const auto watched = watch(connection.bell(), EPOLLIN, tag_of(connection.id(), kBell));
         !watched) {
-        return violation(connection, watched.error().message);
+        spdlog::warn("cannot serve {}: {}", connection.describe(), watched.error().message);
+        return close(connection);
     }
     spdlog::debug("{} connected", connection.describe());
     update_listening();
@@ -280,6 +279,11 @@ void RingServer::serve(Connection& connection) {
         return violation(connection, "broken indices in its request segment");
     }
     for (int n = 0;; ++n) {
+        if (!accounts_.may_spend(connection.peer().uid)) {
+            // No flag for the client's bell either: the next tick looks again.
+            stats_.held_back += !std::exchange(connection.held_back, true);
+            return;
+        }
         shm::Record record;
         switch (connection.read(&record)) {
             case shm::RingStatus::kOk: break;
@@ -297,63 +301,6 @@ void RingServer::serve(Connection& connection) {
             return connection.ring_self();
         }
     }
-}
-
-bool RingServer::handle_record(Connection& connection, const shm::Record& record) {
-    ++stats_.requests;
-    std::string why;
-    auto request = shm::decode_request(record.body, &why);
-    if (!request) {
-        // It may still read this, as its mapping outlives the connection.
-        if (reply(connection, record.request_id, shm::Failed{"malformed", why})) {
-            violation(connection, fmt::format("request {}: {}", record.request_id, why));
-        }
-        return false;
-    }
-    if (connection.in_flight().contains(record.request_id)) {
-        violation(connection, fmt::format("request id {} is used twice", record.request_id));
-        return false;
-    }
-    return handle_request(connection, record.request_id, *std::move(request));
-}
-
-bool RingServer::handle_request(Connection& connection, uint64_t id, shm::Request request) {
-    const JobKey key{connection.id(), id};
-    if (auto* generate = std::get_if<shm::Generate>(&request)) {
-        if (connection.in_flight().size() >= options_.in_flight) {
-            return reply(connection, id, shm::Failed{
-                error_code_name(ErrorCode::kBusy),
-                fmt::format("this connection has {} requests in flight, which is the limit",
-                            options_.in_flight)});
-        }
-        connection.in_flight().insert(id);
-        scheduler_.submit(key, std::move(*generate));
-        return true;
-    }
-    if (const auto* cancel = std::get_if<shm::Cancel>(&request)) {
-        scheduler_.cancel({connection.id(), cancel->target}, "client");
-        return reply(connection, id, shm::Done{});
-    }
-    if (std::holds_alternative<shm::Ping>(request)) {
-        return reply(connection, id, shm::Pong{XP_VERSION, host_.backend()});
-    }
-    if (std::holds_alternative<shm::ListModels>(request)) {
-        shm::ModelsReply models;
-        for (const auto& served : host_.models()) {
-            const ModelInfo& info = served->model->info();
-            models.models.push_back({served->name, reply_text(info.architecture),
-                                     reply_text(info.name), info.context, info.n_vocab});
-        }
-        return reply(connection, id, models);
-    }
-    const auto uptime = std::chrono::duration_cast<std::chrono::milliseconds>(options_.now() -
-                                                                              started_);
-    return reply(connection, id,
-                 shm::StatsReply{format_stats(host_, scheduler_.stats(), stats(), uptime)});
-}
-
-bool RingServer::reply(Connection& connection, uint64_t request, const shm::Reply& reply) {
-    return deliver(connection, {{connection.id(), request}, true, shm::encode_reply(reply), {}});
 }
 
 bool RingServer::deliver(Connection& connection, Outgoing outgoing) {
@@ -403,6 +350,7 @@ void RingServer::settle(std::deque<Outgoing> delivered) {
 
 void RingServer::housekeeping() {
     shm::drain_bell(timer_.get());
+    accounts_.tick();
     const auto now = options_.now();
     for (auto next = connections_.begin(); next != connections_.end();) {
         Connection& connection = next->second;
@@ -420,6 +368,10 @@ void RingServer::housekeeping() {
                          connection.describe(), options_.stall_limit.count());
             scheduler_.cancel_client(connection.id(), "client_stalled");
             close(connection);
+            continue;
+        }
+        if (std::exchange(connection.held_back, false)) {
+            serve(connection);
             continue;
         }
         // Between a client's write and its bell there is a moment, but not from one look to the
@@ -456,6 +408,7 @@ void RingServer::close(Connection& connection) {
 
 RingServerStats RingServer::stats() const {
     RingServerStats stats = stats_;
+    stats.accounts = accounts_.totals();
     for (const auto& [id, connection] : connections_) {
         ++(connection.open() ? stats.clients : stats.half_open);
         stats.waiting_replies += connection.stalled_since().has_value();

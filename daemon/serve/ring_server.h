@@ -7,6 +7,11 @@
 // dropped after a while. A look at everything once a second enforces the deadlines, and finds bells
 // that got lost (which would be a bug, and is counted).
 //
+// What users may have of all this is in their accounts (accounts.h). Beyond a limit a request is
+// answered with Failed "busy"; beyond the rate, a user's records stay in their rings until the next
+// look at everything. Requests larger than a record come in memfds over the socket (shm/enclosure.h);
+// they are taken from there when their records' turn comes.
+//
 // start() makes the thread. begin_drain() and stop() are for any thread.
 #pragma once
 
@@ -18,6 +23,9 @@
 #include <memory>
 #include <thread>
 
+#include <unistd.h>
+
+#include "daemon/serve/accounts.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/listener.h"
 #include "daemon/serve/model_host.h"
@@ -29,17 +37,19 @@ namespace xp {
 struct RingServerOptions {
     using Clock = std::chrono::steady_clock;
 
-    // Every client costs two segments (5 MiB at most in use) and five descriptors.
     size_t clients = 64;
-    size_t clients_per_uid = 16;
+    UserLimits user;
     // Connections that have not said Hello; above it, further ones wait in the listen backlog.
     size_t half_open = 16;
     // Generate requests of a connection at a time.
-    uint32_t in_flight = 16;
+    uint32_t requests_per_client = 16;
     std::chrono::milliseconds hello_deadline{5'000};
     // How long a client may leave its response ring full while replies wait.
     std::chrono::milliseconds stall_limit{30'000};
+    // The tick of the accounts, too.
     std::chrono::milliseconds housekeeping{1'000};
+    // May manage all clients, as root may.
+    uid_t daemon_user = ::geteuid();
     std::function<Clock::time_point()> now = [] { return Clock::now(); };
 };
 
@@ -51,8 +61,12 @@ struct RingServerStats {
     uint64_t violations = 0;       // connections closed for breaking the protocol
     uint64_t stalled = 0;          // connections closed for not reading
     uint64_t requests = 0;         // of every kind
+    uint64_t enclosures = 0;       // of those, in memfds
+    uint64_t busy = 0;             // refused by a limit of the connection or user
+    uint64_t held_back = 0;        // times that a connection's records had to wait for a tick
     uint64_t waiting_replies = 0;  // connections with replies that wait for room
     uint64_t doorbell_missed = 0;
+    AccountTotals accounts;
 };
 
 class RingServer {
@@ -88,7 +102,13 @@ private:
     void serve(Connection& connection);
     // False when the connection is gone.
     bool handle_record(Connection& connection, const shm::Record& record);
-    bool handle_request(Connection& connection, uint64_t id, shm::Request request);
+    bool handle_enclosed(Connection& connection, uint64_t id, uint64_t bytes);
+    bool handle_request(Connection& connection, uint64_t id, shm::Request request, Charge charge);
+    bool handle_cancel(Connection& connection, uint64_t id, const shm::Cancel& cancel);
+    Result<Charge> admit(Connection& connection, uint64_t bytes);
+    shm::ClientsReply list_clients(uid_t asking) const;
+    shm::ModelsReply list_models() const;
+    bool malformed(Connection& connection, uint64_t id, const std::string& why);
     bool reply(Connection& connection, uint64_t request, const shm::Reply& reply);
     bool deliver(Connection& connection, Outgoing outgoing);
     void deliver_outbox();
@@ -109,6 +129,7 @@ private:
     UniqueFd epoll_;
     UniqueFd control_;
     UniqueFd timer_;
+    UserAccounts accounts_;
     Connections connections_;
     uint64_t next_id_ = 1;
     bool listening_ = false;      // the listener is in epoll

@@ -38,13 +38,15 @@ void Scheduler::stop() {
     reap();
 }
 
-void Scheduler::submit(JobKey key, shm::Generate request) {
+void Scheduler::submit(JobKey key, shm::Generate request, Charge charge) {
     {
         const std::lock_guard lock(mutex_);
         const auto waiting = static_cast<size_t>(std::count_if(
             jobs_.begin(), jobs_.end(), [](const Job& other) { return !other.started; }));
         Job& job = jobs_.emplace_back();
         job.key = key;
+        job.charge = std::move(charge);
+        job.kind = request.task;
         job.submitted = options_.now();
         if (request.deadline_ms > 0) {
             job.deadline = job.submitted + std::chrono::milliseconds(request.deadline_ms);
@@ -60,8 +62,9 @@ void Scheduler::submit(JobKey key, shm::Generate request) {
                                  "there is no model \"{}\"; `xpctl models` lists those served",
                                  job.request.model);
         } else if (waiting >= options_.queue_limit) {
-            refusal = make_error(ErrorCode::kBusy, "{} requests are waiting, which is the limit; "
-                                 "try again later", waiting);
+            ++stats_.busy;
+            refusal = make_error(ErrorCode::kBusy, "{} requests are waiting, which is the limit "
+                                 "([limits] queue): try again later", waiting);
         }
         if (refusal) {
             end(std::prev(jobs_.end()), failed(*refusal));
@@ -72,44 +75,34 @@ void Scheduler::submit(JobKey key, shm::Generate request) {
     changed_.notify_one();
 }
 
-void Scheduler::cancel(JobKey key, std::string why) {
-    {
-        const std::lock_guard lock(mutex_);
-        for (Job& job : jobs_) {
-            if (job.key == key && !job.cancelled) {
-                job.cancelled = std::move(why);
-                break;
-            }
-        }
-        wake_ = true;
-    }
-    changed_.notify_one();
+size_t Scheduler::cancel(JobKey key, const std::string& why) {
+    return cancel_if(why, [key](const Job& job) { return job.key == key; });
 }
 
-void Scheduler::cancel_client(uint64_t client, const std::string& why) {
-    {
-        const std::lock_guard lock(mutex_);
-        for (Job& job : jobs_) {
-            if (job.key.client == client && !job.cancelled) {
-                job.cancelled = why;
-            }
-        }
-        wake_ = true;
-    }
-    changed_.notify_one();
+size_t Scheduler::cancel_client(uint64_t client, const std::string& why) {
+    return cancel_if(why, [client](const Job& job) { return job.key.client == client; });
 }
 
 void Scheduler::cancel_all(const std::string& why) {
+    cancel_if(why, [](const Job&) { return true; });
+}
+
+// The first reason counts.
+template <class Condition>
+size_t Scheduler::cancel_if(const std::string& why, Condition condition) {
+    size_t found = 0;
     {
         const std::lock_guard lock(mutex_);
         for (Job& job : jobs_) {
-            if (!job.cancelled) {
-                job.cancelled = why;
+            if (condition(job)) {
+                ++found;
+                job.cancelled = job.cancelled.value_or(why);
             }
         }
         wake_ = true;
     }
     changed_.notify_one();
+    return found;
 }
 
 void Scheduler::wake() {
@@ -151,6 +144,33 @@ SchedulerStats Scheduler::stats() const {
     return stats;
 }
 
+std::vector<JobInfo> Scheduler::jobs() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<JobInfo> jobs;
+    jobs.reserve(jobs_.size());
+    for (const Job& job : jobs_) {
+        JobInfo& info = jobs.emplace_back();
+        info.key = job.key;
+        info.task = job.kind;
+        info.model = job.model->name;
+        info.age = std::chrono::duration_cast<std::chrono::milliseconds>(options_.now() -
+                                                                         job.submitted);
+        info.prompt_tokens = job.timings.prompt_tokens;
+        info.prompt_done = static_cast<uint32_t>(job.prompt_done);
+        info.generated_tokens = job.timings.generated_tokens;
+        if (!job.started) {
+            info.state = shm::RequestState::kQueued;
+        } else if (lags(job)) {
+            info.state = shm::RequestState::kParked;
+        } else if (job.timings.generated_tokens == 0) {
+            info.state = shm::RequestState::kPrefill;
+        } else {
+            info.state = shm::RequestState::kDecode;
+        }
+    }
+    return jobs;
+}
+
 bool Scheduler::made_progress() {
     const std::lock_guard lock(mutex_);
     const uint64_t steps = steps_.load(std::memory_order_relaxed);
@@ -169,7 +189,7 @@ bool Scheduler::run_once() {
         }
         if (!job->started) {
             job->started = true;
-            job->queued_us = static_cast<uint64_t>(
+            job->timings.queued_us = static_cast<uint64_t>(
                 std::chrono::duration_cast<std::chrono::microseconds>(options_.now() -
                                                                       job->submitted)
                     .count());
@@ -207,12 +227,7 @@ void Scheduler::reap() {
             job->cancelled = "deadline";
         }
         if (job->cancelled) {
-            shm::Cancelled reply{*job->cancelled, {}};
-            if (job->task) {
-                reply.timings = job->task->timings();
-            }
-            reply.timings.queued_us = job->queued_us;
-            end(job, reply);
+            end(job, shm::Cancelled{*job->cancelled, job->timings});
         }
         job = next;
     }
@@ -242,6 +257,8 @@ void Scheduler::end(Jobs::iterator job, const shm::Reply& reply) {
     } else {
         ++stats_.failed;
     }
+    // First: a client that has seen the end may ask for the next at once.
+    job->charge.release();
     outbox_.post(job->key, reply, job->backlog);
     jobs_.erase(job);
 }
@@ -261,18 +278,19 @@ std::optional<SchedulerOptions::Clock::time_point> Scheduler::next_deadline() co
 }
 
 void Scheduler::advance(Jobs::iterator job) {
-    auto reason = work_on(*job);
-    if (reason && !*reason) {
-        return;
-    }
+    const auto reason = work_on(*job);
     const std::lock_guard lock(mutex_);
+    if (job->task) {
+        const uint64_t queued_us = job->timings.queued_us;
+        job->timings = job->task->timings();
+        job->timings.queued_us = queued_us;
+        job->prompt_done = job->task->prompt_done();
+    }
     if (!reason) {
         end(job, failed(reason.error()));
-        return;
+    } else if (*reason) {
+        end(job, shm::Done{**reason, job->timings});
     }
-    shm::Done done{**reason, job->task->timings()};
-    done.timings.queued_us = job->queued_us;
-    end(job, done);
 }
 
 Result<std::optional<shm::FinishReason>> Scheduler::work_on(Job& job) {

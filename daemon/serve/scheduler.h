@@ -27,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/serve/accounts.h"
 #include "daemon/serve/model_host.h"
 #include "daemon/serve/outbox.h"
 #include "daemon/serve/task.h"
@@ -55,6 +56,7 @@ struct SchedulerStats {
     uint64_t length = 0;       // Done, by max_tokens or the context
     uint64_t cancelled = 0;
     uint64_t failed = 0;       // refusals included
+    uint64_t busy = 0;         // of those, refused because the queue was full
     uint64_t prompt_tokens = 0;
     uint64_t generated_tokens = 0;
     uint64_t queued = 0;
@@ -62,6 +64,18 @@ struct SchedulerStats {
     uint64_t parked = 0;
     uint64_t queue_limit = 0;
     std::vector<uint64_t> sequences;  // per model of the host
+};
+
+// A job as others may see it; what counts tokens is as of its last step.
+struct JobInfo {
+    JobKey key;
+    shm::Task task = shm::Task::kGenerate;
+    shm::RequestState state = shm::RequestState::kQueued;
+    std::string model;
+    std::chrono::milliseconds age{0};
+    uint32_t prompt_tokens = 0;
+    uint32_t prompt_done = 0;
+    uint32_t generated_tokens = 0;
 };
 
 class Scheduler {
@@ -77,11 +91,11 @@ public:
     void stop();
 
     // `key` must not be that of a job that has not ended. Refusals (unknown model, full queue,
-    // draining) are replies like any other.
-    void submit(JobKey key, shm::Generate request);
-    // At the next boundary; no effect on a job that has ended.
-    void cancel(JobKey key, std::string why);
-    void cancel_client(uint64_t client, const std::string& why);
+    // draining) are replies like any other. The charge is released before the terminal reply.
+    void submit(JobKey key, shm::Generate request, Charge charge = {});
+    // At the next boundary. How many jobs there are that have not ended; 0: no effect.
+    size_t cancel(JobKey key, const std::string& why);
+    size_t cancel_client(uint64_t client, const std::string& why);
     void cancel_all(const std::string& why);
     // A backlog fell below the limit again.
     void wake();
@@ -93,6 +107,8 @@ public:
 
     uint64_t backlog_limit() const { return options_.backlog_limit; }
     SchedulerStats stats() const;
+    // All that have not ended, in order of arrival.
+    std::vector<JobInfo> jobs() const;
 
     // Whether the engine thread has moved since the last call, or has nothing to do: what a
     // watchdog wants to know.
@@ -104,15 +120,20 @@ public:
 private:
     struct Job {
         JobKey key;
-        shm::Generate request;
+        Charge charge;
+        shm::Task kind = shm::Task::kGenerate;
         ServedModel* model = nullptr;
         SchedulerOptions::Clock::time_point submitted;
         std::optional<SchedulerOptions::Clock::time_point> deadline;
         std::optional<std::string> cancelled;  // why
         std::shared_ptr<Backlog> backlog = std::make_shared<Backlog>();
         bool started = false;
-        uint64_t queued_us = 0;
-        // The engine thread's alone, as is everything it works on without the lock.
+        // Of its task, after its last step.
+        shm::Timings timings;
+        uint64_t prompt_done = 0;
+        // The engine thread's alone, as is everything it works on without the lock. The request
+        // goes when the task was made of it.
+        shm::Generate request;
         std::unique_ptr<Task> task;
     };
     using Jobs = std::list<Job>;
@@ -122,6 +143,8 @@ private:
     void reap();
     Jobs::iterator pick();
     void end(Jobs::iterator job, const shm::Reply& reply);
+    template <class Condition>
+    size_t cancel_if(const std::string& why, Condition condition);
     bool lags(const Job& job) const;
     std::optional<SchedulerOptions::Clock::time_point> next_deadline() const;
     // Without it; the engine thread only:

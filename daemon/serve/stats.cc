@@ -63,7 +63,8 @@ Json model_object(const ServedModel& served, uint64_t sequences) {
 }  // namespace
 
 std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
-                         const RingServerStats& server, std::chrono::milliseconds uptime) {
+                         const RingServerStats& server, const RingServerOptions& limits,
+                         std::chrono::milliseconds uptime) {
     Json stats;
     stats["version"] = XP_VERSION;
     stats["uptime_ms"] = uptime.count();
@@ -78,7 +79,8 @@ std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
                          {"stopped", scheduler.stopped},
                          {"length", scheduler.length},
                          {"cancelled", scheduler.cancelled},
-                         {"failed", scheduler.failed}};
+                         {"failed", scheduler.failed},
+                         {"busy", scheduler.busy + server.busy}};
     stats["tokens"] = {{"prompt", scheduler.prompt_tokens},
                        {"generated", scheduler.generated_tokens}};
     stats["queue"] = {{"waiting", scheduler.queued},
@@ -92,8 +94,19 @@ std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
                         {"violations", server.violations},
                         {"stalled", server.stalled},
                         {"requests", server.requests},
+                        {"enclosures", server.enclosures},
+                        {"held_back", server.held_back},
                         {"waiting_replies", server.waiting_replies},
                         {"doorbell_missed", server.doorbell_missed}};
+    stats["accounts"] = {{"users", server.accounts.users},
+                         {"requests", server.accounts.requests},
+                         {"request_bytes", server.accounts.request_bytes}};
+    stats["limits"] = {{"clients", limits.clients},
+                       {"clients_per_user", limits.user.clients},
+                       {"requests_per_user", limits.user.requests},
+                       {"request_bytes_per_user", limits.user.request_bytes},
+                       {"requests_per_client", limits.requests_per_client},
+                       {"queue", scheduler.queue_limit}};
     // Names come from files and configuration: whatever is no UTF-8 there must not throw here.
     return stats.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -12,6 +12,7 @@
 namespace xp {
 
 std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
-                         const RingServerStats& server, std::chrono::milliseconds uptime);
+                         const RingServerStats& server, const RingServerOptions& limits,
+                         std::chrono::milliseconds uptime);
 
 }  // namespace xp

@@ -36,6 +36,12 @@ constexpr int64_t kMaxThreads = 1024;
 // More rows than this would only make the workspace larger: every expert is read once per chunk
 // already.
 constexpr int64_t kMaxChunkRows = 8192;
+// Each costs memory and descriptors (accounts.h); of 1024 a list still fits into one reply.
+constexpr int64_t kMaxClients = 1024;
+// Requests are listed in one reply as well.
+constexpr int64_t kMaxQueue = 4000;
+// Each may hold a descriptor until its turn comes.
+constexpr int64_t kMaxRequestsPerClient = 256;
 
 // Edits (insert, delete, replace) between two short words.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -101,6 +107,7 @@ private:
     void read_cache(const toml::table& root, DaemonConfig& config);
     void read_io(const toml::table& root, DaemonConfig& config);
     void read_engine(const toml::table& root, DaemonConfig& config);
+    void read_limits(const toml::table& root, DaemonConfig& config);
     void read_models(const toml::table& root, DaemonConfig& config);
     void read_model(const toml::table& table, DaemonConfig& config);
 
@@ -110,7 +117,8 @@ private:
 
 Result<DaemonConfig> Reader::read(const toml::table& root) {
     DaemonConfig config;
-    static constexpr std::string_view kSections[] = {"daemon", "model", "cache", "io", "engine"};
+    static constexpr std::string_view kSections[] = {"daemon", "model", "cache", "io", "engine",
+                                                    "limits"};
     for (const auto& [key, node] : root) {
         if (std::find(std::begin(kSections), std::end(kSections), key.str()) ==
             std::end(kSections)) {
@@ -121,6 +129,7 @@ Result<DaemonConfig> Reader::read(const toml::table& root) {
     read_engine(root, config);
     read_cache(root, config);
     read_io(root, config);
+    read_limits(root, config);
     read_models(root, config);
     if (errors_.empty()) {
         return config;
@@ -331,9 +340,46 @@ void Reader::read_engine(const toml::table& root, DaemonConfig& config) {
     config.host.threads =
         static_cast<unsigned>(integer(engine, "threads", 0, kMaxThreads).value_or(0));
     choice(engine, "kv", &config.host.kv, kKvTypes);
-    config.chunk_rows = static_cast<uint32_t>(
-        integer(engine, "chunk_rows", 1, kMaxChunkRows).value_or(config.chunk_rows));
+    uint32_t& chunk_rows = config.scheduler.task.chunk_rows;
+    chunk_rows = static_cast<uint32_t>(
+        integer(engine, "chunk_rows", 1, kMaxChunkRows).value_or(chunk_rows));
     finish(engine);
+}
+
+void Reader::read_limits(const toml::table& root, DaemonConfig& config) {
+    Section limits = section(root, "limits");
+    RingServerOptions& server = config.server;
+    // What is not set, and would be above the limit that it is part of, is as large as that.
+    const auto part = [&](std::string_view key, int64_t most, uint64_t whole,
+                          std::string_view whole_key, uint64_t preset) {
+        const auto value = integer(limits, key, 1, most);
+        if (value && static_cast<uint64_t>(*value) > whole) {
+            complain(*limits.table->get(key), "[limits] {} is {}, above {}, which is {}: lower "
+                     "the one or raise the other", key, *value, whole_key, whole);
+        }
+        return value ? static_cast<uint64_t>(*value) : std::min(preset, whole);
+    };
+    server.clients = static_cast<size_t>(
+        integer(limits, "clients", 1, kMaxClients).value_or(static_cast<int64_t>(server.clients)));
+    server.user.clients =
+        part("clients_per_user", kMaxClients, server.clients, "clients", server.user.clients);
+    size_t& queue = config.scheduler.queue_limit;
+    queue = static_cast<size_t>(
+        integer(limits, "queue", 1, kMaxQueue).value_or(static_cast<int64_t>(queue)));
+    server.user.requests =
+        part("requests_per_user", kMaxQueue, queue, "queue", server.user.requests);
+    server.requests_per_client = static_cast<uint32_t>(
+        part("requests_per_client", kMaxRequestsPerClient, server.user.requests,
+             "requests_per_user", server.requests_per_client));
+    if (const auto bytes = size(limits, "request_bytes_per_user")) {
+        server.user.request_bytes = *bytes;
+        if (*bytes < kMaxRequestBytes) {
+            complain(*limits.table->get("request_bytes_per_user"),
+                     "[limits] request_bytes_per_user must be at least {}, the largest request",
+                     format_size(kMaxRequestBytes));
+        }
+    }
+    finish(limits);
 }
 
 void Reader::read_models(const toml::table& root, DaemonConfig& config) {

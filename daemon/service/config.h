@@ -12,6 +12,8 @@
 #include "daemon/base/file.h"
 #include "daemon/base/result.h"
 #include "daemon/serve/model_host.h"
+#include "daemon/serve/ring_server.h"
+#include "daemon/serve/scheduler.h"
 
 namespace xp {
 
@@ -21,7 +23,8 @@ struct DaemonConfig {
     Path socket = "/run/expertpackd/expertpackd.sock";
     Path state_dir = "/var/lib/expertpackd";
     HostOptions host;
-    uint32_t chunk_rows = 512;
+    RingServerOptions server;
+    SchedulerOptions scheduler;
 };
 
 // `path` is for messages.

@@ -14,6 +14,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "daemon/base/size.h"
 #include "daemon/serve/listener.h"
 #include "daemon/serve/model_host.h"
 #include "daemon/serve/outbox.h"
@@ -110,21 +111,25 @@ Result<void> Control::start() {
     XP_TRY(signals_, block_signals());
     XP_CHECK(take_locks());
     XP_CHECK(load_models());
+    for (const auto& model : host_->models()) {
+        const CacheStats cache = model->cache->stats();
+        spdlog::info("model {}: {} of expert slots, {} of {} experts; context {} tokens",
+                     model->name, format_size(cache.slot_bytes), cache.slots, cache.n_objects,
+                     model->model->info().context);
+    }
     for (const std::string& warning : host_->warnings()) {
         spdlog::warn("{}", warning);
     }
     XP_TRY(outbox_, Outbox::create());
-    SchedulerOptions options;
-    options.task.chunk_rows = config_.chunk_rows;
-    scheduler_ = std::make_unique<Scheduler>(*host_, *outbox_, options);
+    scheduler_ = std::make_unique<Scheduler>(*host_, *outbox_, config_.scheduler);
 
     auto listener = passed_socket_ ? Listener::adopt(std::move(passed_socket_))
                                    : Listener::bind(config_.socket, std::move(socket_lock_));
     if (!listener) {
         return std::move(listener).error();
     }
-    XP_TRY(server_,
-           RingServer::create(*std::move(listener), *host_, *scheduler_, *outbox_, {}));
+    XP_TRY(server_, RingServer::create(*std::move(listener), *host_, *scheduler_, *outbox_,
+                                       config_.server));
     scheduler_->start();
     server_->start();
     notifier_.ready(status_line());
@@ -220,8 +225,14 @@ void Control::serve() {
 }
 
 void Control::shut_down() {
-    spdlog::info("stopping: {} requests have up to {} s to finish; a second signal ends at once",
-                 scheduler_->stats().running + scheduler_->stats().queued, kDrainLimit.count());
+    const SchedulerStats stats = scheduler_->stats();
+    if (const uint64_t left = stats.running + stats.queued; left > 0) {
+        spdlog::info("stopping: {} to finish, for which there are up to {} s; a second signal ends "
+                     "at once", left == 1 ? "1 request" : fmt::format("{} requests", left),
+                     kDrainLimit.count());
+    } else {
+        spdlog::info("stopping: nothing is left to finish");
+    }
     notifier_.stopping("finishing requests");
     scheduler_->begin_drain();
     server_->begin_drain();

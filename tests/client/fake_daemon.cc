@@ -16,7 +16,7 @@ Session::Session(shm::Fd socket, shm::ServerChannel channel, const shm::Hello& h
 
 // Until the client rings. False when it hung up or the test is over.
 bool Session::sleep() {
-    pollfd fds[] = {{socket_.get(), POLLIN | POLLRDHUP, 0},
+    pollfd fds[] = {{socket_.get(), POLLRDHUP, 0},  // notices are for the script
                     {channel_.req_bell.get(), POLLIN, 0},
                     {stop_, POLLIN, 0}};
     if (::poll(fds, std::size(fds), 30'000) <= 0) {

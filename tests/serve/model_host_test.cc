@@ -11,25 +11,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kGiB = uint64_t{1} << 30;
-
-TEST(PlanCacheBytes, UsesWhatWasAskedForWhereItFits) {
-    EXPECT_EQ(plan_cache_bytes(2 * kGiB, 10 * kGiB, 8 * kGiB, 1), 2 * kGiB);
-}
-
-TEST(PlanCacheBytes, NothingUsableIsNotTakenForAllExperts) {
-    EXPECT_EQ(plan_cache_bytes(std::nullopt, 10 * kGiB, 0, 1), 1u);
-}
-
-TEST(PlanCacheBytes, MoreThanAllExpertsIsAllExperts) {
-    EXPECT_EQ(plan_cache_bytes(3 * kGiB, 2 * kGiB, 8 * kGiB, 1), 0u);
-    EXPECT_EQ(plan_cache_bytes(std::nullopt, kGiB, 8 * kGiB, 2), 0u);
-}
-
-TEST(PlanCacheBytes, WithoutAWishModelsShareHalfOfWhatIsAvailable) {
-    EXPECT_EQ(plan_cache_bytes(std::nullopt, 100 * kGiB, 8 * kGiB, 2), 2 * kGiB);
-}
-
 TEST(ModelHost, FindsModelsByNameAndTheFirstByDefault) {
     std::vector<std::unique_ptr<ServedModel>> models;
     models.push_back(scripted::make_served("a", {}));

@@ -202,6 +202,70 @@ TEST_F(SchedulerTest, StoppingCancelsWhatIsLeft) {
     EXPECT_EQ(end_of<shm::Cancelled>(2).why, "shutdown");
 }
 
+TEST_F(SchedulerTest, StoppingEndsALongPrefillAtAWaveBoundary) {
+    scripted::Script script;
+    script.steps_per_pass = 1000;
+    make(script);
+    shm::Generate score = request_of();
+    score.task = shm::Task::kScore;
+    scheduler_->submit({1, 1}, score);
+    scheduler_->submit({1, 2}, score);
+    for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(scheduler_->run_once());
+    }
+    scheduler_->stop();
+    collect();
+    EXPECT_EQ(end_of<shm::Cancelled>(1).why, "shutdown");
+    EXPECT_EQ(end_of<shm::Cancelled>(2).why, "shutdown");
+}
+
+TEST_F(SchedulerTest, JobsAreListedWithHowFarTheyAre) {
+    SchedulerOptions options;
+    options.task.chunk_rows = 2;
+    options.backlog_limit = 500;
+    make({}, options);
+    scheduler_->submit({1, 5}, request_of(100));
+    now_ += std::chrono::milliseconds(30);
+    shm::Generate score = request_of();
+    score.task = shm::Task::kScore;
+    scheduler_->submit({2, 6}, score);
+    ASSERT_EQ(scheduler_->jobs().size(), 2u);
+    EXPECT_EQ(scheduler_->jobs()[0].state, shm::RequestState::kQueued);
+    ASSERT_TRUE(scheduler_->run_once());
+    auto jobs = scheduler_->jobs();
+    EXPECT_EQ(jobs[0].key, (JobKey{1, 5}));
+    EXPECT_EQ(jobs[0].state, shm::RequestState::kPrefill);
+    EXPECT_EQ(jobs[0].age, std::chrono::milliseconds(30));
+    EXPECT_EQ(jobs[0].prompt_tokens, 3u);
+    EXPECT_EQ(jobs[0].prompt_done, 2u);
+    EXPECT_EQ(jobs[1].state, shm::RequestState::kQueued);
+    EXPECT_EQ(jobs[1].task, shm::Task::kScore);
+    EXPECT_EQ(jobs[1].prompt_tokens, 0u);
+    ASSERT_TRUE(scheduler_->run_once());
+    jobs = scheduler_->jobs();
+    EXPECT_EQ(jobs[0].state, shm::RequestState::kDecode);
+    EXPECT_EQ(jobs[0].prompt_done, 3u);
+    EXPECT_EQ(jobs[0].generated_tokens, 1u);
+    pump();
+    jobs = scheduler_->jobs();
+    ASSERT_EQ(jobs.size(), 1u);  // the score is done meanwhile
+    EXPECT_EQ(jobs[0].state, shm::RequestState::kParked);
+}
+
+TEST_F(SchedulerTest, AChargeIsGivenBackBeforeTheEndIsTold) {
+    UserAccounts accounts({.requests = 1});
+    make({});
+    scheduler_->submit({1, 1}, request_of(3), *accounts.charge_request(7, 10));
+    EXPECT_FALSE(accounts.charge_request(7, 10));
+    pump();
+    EXPECT_EQ(ended_.size(), 1u);
+    auto next = accounts.charge_request(7, 10);
+    ASSERT_TRUE(next);
+    scheduler_->begin_drain();
+    scheduler_->submit({1, 2}, request_of(3), *std::move(next));
+    EXPECT_TRUE(accounts.charge_request(7, 10));
+}
+
 TEST_F(SchedulerTest, AModelErrorEndsTheRequestAndNothingElse) {
     bool broken = true;
     scripted::Script script;

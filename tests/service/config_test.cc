@@ -51,6 +51,13 @@ backend = "cpu"
 threads = 3
 kv = "f16"
 chunk_rows = 64
+[limits]
+clients = 20
+clients_per_user = 10
+queue = 12
+requests_per_user = 8
+requests_per_client = 4
+request_bytes_per_user = "32MiB"
 )");
     ASSERT_TRUE(config) << config.error().message;
     EXPECT_EQ(config->socket, "/run/x/x.sock");
@@ -71,7 +78,13 @@ chunk_rows = 64
     EXPECT_EQ(config->host.backend, EngineBackend::kCpu);
     EXPECT_EQ(config->host.threads, 3u);
     EXPECT_EQ(config->host.kv, KvType::kF16);
-    EXPECT_EQ(config->chunk_rows, 64u);
+    EXPECT_EQ(config->scheduler.task.chunk_rows, 64u);
+    EXPECT_EQ(config->server.clients, 20u);
+    EXPECT_EQ(config->server.user.clients, 10u);
+    EXPECT_EQ(config->scheduler.queue_limit, 12u);
+    EXPECT_EQ(config->server.user.requests, 8u);
+    EXPECT_EQ(config->server.requests_per_client, 4u);
+    EXPECT_EQ(config->server.user.request_bytes, uint64_t{32} << 20);
 }
 
 TEST(Config, DefaultsAreThoseOfTheDocumentation) {
@@ -87,7 +100,30 @@ TEST(Config, DefaultsAreThoseOfTheDocumentation) {
     EXPECT_EQ(config->host.backend, EngineBackend::kAuto);
     EXPECT_EQ(config->host.threads, 0u);
     EXPECT_EQ(config->host.kv, KvType::kF32);
-    EXPECT_EQ(config->chunk_rows, 512u);
+    EXPECT_EQ(config->scheduler.task.chunk_rows, 512u);
+    EXPECT_EQ(config->server.clients, 64u);
+    EXPECT_EQ(config->server.user.clients, 16u);
+    EXPECT_EQ(config->scheduler.queue_limit, 64u);
+    EXPECT_EQ(config->server.user.requests, 32u);
+    EXPECT_EQ(config->server.requests_per_client, 16u);
+    EXPECT_EQ(config->server.user.request_bytes, uint64_t{64} << 20);
+}
+
+TEST(Config, ALimitIsNoLargerThanTheOneItIsPartOf) {
+    EXPECT_THAT(error_of("[limits]\nqueue = 10\nrequests_per_user = 11\n"),
+                AllOf(HasSubstr(":6: [limits] requests_per_user is 11"),
+                      HasSubstr("queue, which is 10")));
+    EXPECT_THAT(error_of("[limits]\nclients_per_user = 65\n"),
+                AllOf(HasSubstr(":5: [limits] clients_per_user is 65"), HasSubstr("clients, ")));
+    EXPECT_THAT(error_of("[limits]\nrequests_per_client = 33\n"),
+                AllOf(HasSubstr(":5: [limits] requests_per_client is 33"),
+                      HasSubstr("requests_per_user, which is 32")));
+    // What is not set follows.
+    const auto config = parse(std::string(kModel) + "[limits]\nqueue = 10\nclients = 3\n");
+    ASSERT_TRUE(config) << config.error().message;
+    EXPECT_EQ(config->server.user.requests, 10u);
+    EXPECT_EQ(config->server.requests_per_client, 10u);
+    EXPECT_EQ(config->server.user.clients, 3u);
 }
 
 TEST(Config, SizesMayBeNumbersOfBytes) {
@@ -143,6 +179,10 @@ TEST(Config, WrongTypesAndValuesAreErrorsWithTheirLine) {
         {"[cache]\npolicy = \"fifo\"\n", ":5: [cache] policy must be one of \"lfu\", \"lru\""},
         {"context = 5\n", ":4: [[model]] context must be a whole number from 16"},
         {"cache = true\n", ":4: [[model]] cache must be a size"},
+        {"[limits]\nclients = 0\n", ":5: [limits] clients must be a whole number from 1 to 1024"},
+        {"[limits]\nqueue = 4001\n", ":5: [limits] queue must be a whole number from 1 to 4000"},
+        {"[limits]\nrequest_bytes_per_user = \"1MiB\"\n",
+         ":5: [limits] request_bytes_per_user must be at least 16"},
         {"[[io]]\n", ":4: io must be a section: [io]"},
     };
     for (const auto& [text, message] : cases) {
