@@ -49,7 +49,8 @@ public:
           writer_({own_.base(), data_bytes}, {peer_.base(), data_bytes}) {
         const auto contents = input.take(input.number<uint16_t>());
         if (contents.empty()) return;
-        std::memcpy(peer_.base(), contents.data(), std::min<uint64_t>(contents.size(), peer_.bytes()));
+        std::memcpy(peer_.base(), contents.data(),
+                    std::min<uint64_t>(contents.size(), peer_.bytes()));
     }
 
     void step(Input& input) {

@@ -2,17 +2,14 @@
 // its system calls, as container runtimes do, and reports what the backend did.
 #include <gmock/gmock.h>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 
 #include "daemon/io/read_backend.h"
+#include "tests/fault/seccomp.h"
 #include "tests/io/test_file.h"
 
 namespace xp {
@@ -20,18 +17,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-bool deny(uint32_t system_call, uint32_t error) {
-    sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
-    return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
 
 // In the child: which backend it got and why, and whether it reads; or the error.
 std::string outcome(IoBackendKind kind, const TestFile& file) {
@@ -57,7 +42,7 @@ std::string outcome_without(uint32_t system_call, uint32_t error, IoBackendKind 
     EXPECT_EQ(::pipe(ends), 0);
     const pid_t child = ::fork();
     if (child == 0) {
-        const std::string text = deny(system_call, error) ? outcome(kind, file) : "no seccomp";
+        const std::string text = deny_system_call(system_call, error) ? outcome(kind, file) : "no seccomp";
         [[maybe_unused]] const ssize_t written = ::write(ends[1], text.data(), text.size());
         ::_exit(0);
     }
