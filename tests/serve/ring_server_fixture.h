@@ -69,6 +69,7 @@ public:
     explicit OtherUser(std::function<int()> act) {
         EXPECT_EQ(::pipe2(go_, O_CLOEXEC), 0);
         child_ = ::fork();
+        EXPECT_GE(child_, 0);
         if (child_ == 0) {
             char byte = 0;
             (void)!::read(go_[0], &byte, 1);
@@ -76,8 +77,10 @@ public:
         }
     }
     ~OtherUser() {
-        ::kill(child_, SIGKILL);
-        result();
+        if (child_ > 0) {  // a negative number would be a group, or everything
+            ::kill(child_, SIGKILL);
+            result();
+        }
         ::close(go_[0]);
         ::close(go_[1]);
     }

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "daemon/serve/scoring.h"
+#include "shm/handshake.h"
 #include "tests/serve/scripted_model.h"
 
 namespace xp {
