@@ -63,7 +63,9 @@ public:
         }
         return pid_ > 0;
     }
-    void signal(int number) const { ::kill(pid_, number); }
+    void signal(int number) const {
+        if (pid_ > 0) ::kill(pid_, number);  // -1 would be every process there is
+    }
     // -1 once it has ended and that was noticed.
     pid_t pid() const { return pid_; }
     // Returns when it has ended, or stopped itself: true for the latter.
