@@ -1,12 +1,12 @@
 #include "client/xpctl/answer.h"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+
+#include "client/xpctl/json.h"
+#include "client/xpctl/timings.h"
 
 namespace xp::ctl {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 const char* finish_reason_name(xp_finish_reason reason) {
     switch (reason) {
@@ -15,35 +15,6 @@ const char* finish_reason_name(xp_finish_reason reason) {
         case XP_FINISH_TOOL_CALLS: return "tool_calls";
     }
     return "unknown";  // of a newer daemon
-}
-
-double milliseconds(uint64_t us) { return static_cast<double>(us) / 1e3; }
-
-double per_second(double count, uint64_t us) {
-    return us == 0 ? 0.0 : count * 1e6 / static_cast<double>(us);
-}
-
-double prompt_rate(const xp_timings& timings) {
-    return per_second(timings.prompt_tokens, timings.prefill_us);
-}
-
-// The prefill yields the first token, so that decode_us is the time of all others.
-double decode_rate(const xp_timings& timings) {
-    if (timings.generated_tokens < 2) return 0.0;
-    return per_second(timings.generated_tokens - 1, timings.decode_us);
-}
-
-Json timings_object(const xp_timings& timings) {
-    return {{"queued_ms", milliseconds(timings.queued_us)},
-            {"prefill_ms", milliseconds(timings.prefill_us)},
-            {"decode_ms", milliseconds(timings.decode_us)},
-            {"prompt_tokens", timings.prompt_tokens},
-            {"generated_tokens", timings.generated_tokens},
-            {"prompt_tokens_per_second", prompt_rate(timings)},
-            {"tokens_per_second", decode_rate(timings)},
-            {"expert_hits", timings.expert_hits},
-            {"expert_misses", timings.expert_misses},
-            {"read_bytes", timings.read_bytes}};
 }
 
 std::string count(uint64_t n, const char* noun) {
@@ -103,16 +74,16 @@ std::string Answer::json(std::optional<uint64_t> seed, bool logprobs) const {
         for (size_t i = 0; i < logprobs_.size(); ++i) {
             Json top = Json::array();
             for (const Alternative& entry : logprobs_[i].top) {
-                top.push_back({{"token", entry.id}, {"logprob", entry.logprob}});
+                top.push_back({{"token", entry.id}, {"logprob", json_float(entry.logprob)}});
             }
             list.push_back({{"token", tokens_[i]},
-                            {"logprob", logprobs_[i].chosen},
+                            {"logprob", json_float(logprobs_[i].chosen)},
                             {"top", std::move(top)}});
         }
         object["logprobs"] = std::move(list);
     }
     object["timings"] = timings_object(terminal_ ? terminal_->timings : xp_timings{});
-    return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    return json_line(object);
 }
 
 std::string Answer::summary() const {

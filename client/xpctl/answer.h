@@ -16,6 +16,7 @@ public:
     void add(const xp_event& event);
 
     const std::string& text() const { return text_; }
+    const std::string& reasoning() const { return reasoning_; }
     bool finished() const { return terminal_.has_value(); }
 
     // The object that `xpctl generate --json` prints, with a newline. Members are added, never

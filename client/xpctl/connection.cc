@@ -1,11 +1,19 @@
 #include "client/xpctl/connection.h"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string>
+#include <vector>
+
+#include <grp.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "client/xpctl/exit_codes.h"
+#include "client/xpctl/interrupt.h"
 #include "client/xpctl/output.h"
 
 namespace xp::ctl {
@@ -23,36 +31,92 @@ int exit_code_of(xp_status status) {
     }
 }
 
-// The path that the library uses, for messages: its header documents the same order.
+std::string group_name(gid_t gid) {
+    std::vector<char> buffer(16 << 10);
+    group entry{};
+    group* found = nullptr;
+    if (::getgrgid_r(gid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) {
+        return found->gr_name;
+    }
+    return fmt::format("{}", gid);
+}
+
+// Where the socket exists and this user may not write to it: which group may. "" otherwise.
+std::string group_advice(const std::string& path) {
+    if (::access(path.c_str(), W_OK) == 0 || errno != EACCES) return {};
+    struct stat status {};
+    std::string what = "the socket";
+    if (::stat(path.c_str(), &status) != 0) {
+        const size_t slash = path.rfind('/');
+        const std::string folder = slash == 0 || slash == std::string::npos ? "."
+                                                                            : path.substr(0, slash);
+        if (::stat(folder.c_str(), &status) != 0) return {};
+        what = folder;
+    }
+    const std::string group = group_name(status.st_gid);
+    return fmt::format("{0} is open to members of group {1}: 'sudo usermod -aG {1} $USER' makes "
+                       "you one, from your next login on", what, group);
+}
+
+}  // namespace
+
+int report(const Failure& failure) {
+    // Whoever has to correct a command line reads it; scripts get their errors as they asked for.
+    if (failure.exit_code == kExitUsage) {
+        message(failure.message);
+    } else {
+        report_error(failure.code, failure.message);
+    }
+    return failure.exit_code;
+}
+
+// The library's header documents the same order.
 std::string socket_path(const Options& options) {
     if (options.socket) return *options.socket;
     const char* variable = std::getenv("EXPERTPACK_SOCKET");
     return variable && *variable ? variable : "/run/expertpackd/expertpackd.sock";
 }
 
-}  // namespace
-
-int connect(expertpack::Client& client, const Options& options, int timeout_ms) {
+bool try_connect(expertpack::Client& client, const Options& options, Failure* failure,
+                 int timeout_ms) {
     const xp_status status =
         client.connect(options.socket ? options.socket->c_str() : nullptr, timeout_ms);
-    if (status == XP_OK) return kExitOk;
+    if (status == XP_OK) return true;
     const std::string path = socket_path(options);
     // The library keeps no text for a timeout.
     std::string why = status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
     if (why.find(path) == std::string::npos) why = path + ": " + why;
     if (status == XP_UNAVAILABLE) {
-        why += "; 'systemctl start expertpackd' starts the daemon, --socket or EXPERTPACK_SOCKET "
-               "name another socket";
+        const std::string advice = group_advice(path);
+        why += "; " + (advice.empty() ? "'systemctl start expertpackd' starts the daemon, --socket "
+                                        "or EXPERTPACK_SOCKET name another socket" : advice);
     }
-    message(why);
-    return exit_code_of(status);
+    *failure = {xp_status_name(status), why, exit_code_of(status)};
+    return false;
+}
+
+int connect(expertpack::Client& client, const Options& options) {
+    Failure failure;
+    return try_connect(client, options, &failure) ? kExitOk : report(failure);
+}
+
+int connect_for_requests(expertpack::Client& client, const Options& options) {
+    const int connected = connect(client, options);
+    if (connected != kExitOk || install_interrupt()) return connected;
+    return report({"system", fmt::format("cannot watch for Ctrl-C: {}", std::strerror(errno)),
+                   kExitFailed});
+}
+
+Failure failure_of(const expertpack::Client& client, xp_status status, const char* what) {
+    const std::string why =
+        status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
+    return {xp_status_name(status),
+            fmt::format("{}: {}", what, why.empty() ? xp_status_name(status) : why),
+            exit_code_of(status)};
 }
 
 int report_failure(const expertpack::Client& client, xp_status status, const char* what) {
-    const std::string why =
-        status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
-    message(fmt::format("{}: {}", what, why.empty() ? xp_status_name(status) : why));
-    return exit_code_of(status);
+    return report(failure_of(client, status, what));
 }
 
 }  // namespace xp::ctl

@@ -39,6 +39,13 @@ bool install_interrupt() {
 
 bool interrupted() { return g_interrupted != 0; }
 
+void forget_interrupt() {
+    char byte;
+    while (g_pipe[0] >= 0 && ::read(g_pipe[0], &byte, 1) == 1) {
+    }
+    g_interrupted = 0;
+}
+
 int interrupt_fd() { return g_pipe[0]; }
 
 }  // namespace xp::ctl

@@ -10,7 +10,10 @@ bool install_interrupt();
 
 bool interrupted();
 
-// Readable for good once interrupted() is true; -1 before install_interrupt().
+// For commands that go on after a Ctrl-C, such as chat: the next SIGINT counts as the first again.
+void forget_interrupt();
+
+// Readable for as long as interrupted() is true; -1 before install_interrupt().
 int interrupt_fd();
 
 }  // namespace xp::ctl

@@ -24,12 +24,20 @@ bool occupy_standard_descriptors() {
 }
 
 int run(const xp::ctl::Options& options) {
+    using xp::ctl::Command;
     switch (options.command) {
-        case xp::ctl::Command::kGenerate: return xp::ctl::run_generate(options);
-        case xp::ctl::Command::kStats: return xp::ctl::run_stats(options);
-        case xp::ctl::Command::kModels: return xp::ctl::run_models(options);
-        case xp::ctl::Command::kPing: return xp::ctl::run_ping(options);
-        case xp::ctl::Command::kVersion: return xp::ctl::run_version(options);
+        case Command::kGenerate: return xp::ctl::run_generate(options);
+        case Command::kChat: return xp::ctl::run_chat(options);
+        case Command::kScore: return xp::ctl::run_score(options);
+        case Command::kPerplexity: return xp::ctl::run_perplexity(options);
+        case Command::kTokenize: return xp::ctl::run_tokenize(options);
+        case Command::kStats:
+            return options.watch ? xp::ctl::run_watch(options) : xp::ctl::run_stats(options);
+        case Command::kModels: return xp::ctl::run_models(options);
+        case Command::kClients: return xp::ctl::run_clients(options);
+        case Command::kCancel: return xp::ctl::run_cancel(options);
+        case Command::kPing: return xp::ctl::run_ping(options);
+        case Command::kVersion: return xp::ctl::run_version(options);
     }
     return xp::ctl::kExitFailed;
 }
@@ -48,5 +56,7 @@ int main(int argc, char** argv) {
         xp::ctl::message(error->message);
         return xp::ctl::kExitUsage;
     }
-    return run(std::get<xp::ctl::Options>(parsed));
+    const auto& options = std::get<xp::ctl::Options>(parsed);
+    xp::ctl::set_json_errors(options.json);
+    return run(options);
 }

@@ -11,9 +11,12 @@
 
 #include "client/xpctl/exit_codes.h"
 #include "client/xpctl/interrupt.h"
+#include "client/xpctl/json.h"
 
 namespace xp::ctl {
 namespace {
+
+bool g_json_errors = false;
 
 bool is_control(unsigned char c) { return c < 0x20 || c == 0x7f; }
 
@@ -64,7 +67,7 @@ int print_result(std::string_view text) {
         case WriteStatus::kBroken: return kExitFailed;
         case WriteStatus::kFailed: break;
     }
-    message(fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+    report_error("io", fmt::format("cannot write to standard output: {}", std::strerror(errno)));
     return kExitFailed;
 }
 
@@ -72,6 +75,13 @@ void message(std::string_view text) {
     // There is nobody to tell when stderr does not take it.
     (void)write_all(STDERR_FILENO, "xpctl: " + one_line(text) + "\n");
 }
+
+void report_error(std::string_view code, std::string_view text) {
+    if (!g_json_errors) return message(text);
+    (void)write_all(STDERR_FILENO, json_line({{"error", {{"code", code}, {"message", text}}}}));
+}
+
+void set_json_errors(bool on) { g_json_errors = on; }
 
 std::string terminal_text(std::string_view text) {
     std::string out;

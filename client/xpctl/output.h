@@ -34,6 +34,13 @@ int print_result(std::string_view text);
 // "xpctl: TEXT" on stderr, control characters replaced.
 void message(std::string_view text);
 
+// Why a command failed: a message, or with --json {"error":{"code":CODE,"message":TEXT}} on stderr.
+// Not on stdout, which holds results only: `xpctl ... --json | jq .text` must not take an error for
+// one. Codes are stable: the daemon's (see xp_event), xp_status_name(), "usage" or "interrupted".
+void report_error(std::string_view code, std::string_view text);
+// Process-wide; set by main() before a command runs.
+void set_json_errors(bool on);
+
 // Without control characters (C0 but newline and tab, DEL, C1). `text` is UTF-8 and complete
 // characters; other bytes pass.
 std::string terminal_text(std::string_view text);

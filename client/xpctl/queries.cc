@@ -2,12 +2,12 @@
 #include <chrono>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "client/expertpack.hpp"
 #include "client/xpctl/commands.h"
 #include "client/xpctl/connection.h"
 #include "client/xpctl/exit_codes.h"
+#include "client/xpctl/json.h"
 #include "client/xpctl/output.h"
 #include "client/xpctl/stats_view.h"
 #include "client/xpctl/table.h"
@@ -15,14 +15,8 @@
 namespace xp::ctl {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // `version` is about this program first: it does not wait long for a daemon.
 constexpr int kVersionTimeoutMs = 2'000;
-
-int print_json(const Json& object) {
-    return print_result(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-}
 
 Json models_object(const xp_model_list& list) {
     Json models = Json::array();
@@ -62,8 +56,7 @@ int run_stats(const Options& options) {
     // error.
     const std::optional<std::string> tables = stats_tables(json);
     if (!tables) {
-        message("the daemon's statistics are no JSON object");
-        return kExitFailed;
+        return report({"protocol", "the daemon's statistics are no JSON object", kExitFailed});
     }
     return print_result(options.json ? std::string(json) + "\n" : *tables);
 }
@@ -75,7 +68,7 @@ int run_models(const Options& options) {
     const xp_model_list* list = nullptr;
     const xp_status status = client.models(&list, kAnswerTimeoutMs);
     if (status != XP_OK) return report_failure(client, status, "cannot list the models");
-    return options.json ? print_json(models_object(*list)) : print_result(models_table(*list));
+    return print_result(options.json ? json_line(models_object(*list)) : models_table(*list));
 }
 
 int run_ping(const Options& options) {
@@ -88,9 +81,10 @@ int run_ping(const Options& options) {
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     if (status != XP_OK) return report_failure(client, status, "cannot ping the daemon");
     if (options.json) {
-        return print_json({{"version", pong->version},
-                           {"backend", pong->backend},
-                           {"round_trip_us", static_cast<int64_t>(taken.count() * 1e6)}});
+        const auto round_trip_us = static_cast<int64_t>(taken.count() * 1e6);
+        return print_result(json_line({{"version", pong->version},
+                                       {"backend", pong->backend},
+                                       {"round_trip_us", round_trip_us}}));
     }
     return print_result(one_line(fmt::format("expertpackd {} answers in {}, backend {}",
                                              pong->version, format_duration(taken.count()),
@@ -106,7 +100,7 @@ int run_version(const Options& options) {
     if (options.json) {
         Json object = {{"xpctl", xp_version()}};
         object["expertpackd"] = status == XP_OK ? Json(pong->version) : Json(nullptr);
-        return print_json(object);
+        return print_result(json_line(object));
     }
     std::string text = fmt::format("xpctl {}\n", xp_version());
     if (status == XP_OK) text += one_line(fmt::format("expertpackd {}", pong->version)) + "\n";

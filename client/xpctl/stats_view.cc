@@ -136,10 +136,15 @@ std::string cache_tables(const Json& models) {
 
 }  // namespace
 
-std::optional<std::string> stats_tables(std::string_view json) {
+std::optional<std::string> stats_tables(std::string_view json, std::string_view rates) {
     const Json stats = Json::parse(json, nullptr, false);
     if (!stats.is_object()) return std::nullopt;
     std::string out = heading(stats);
+    for (const char* name = "rates"; !rates.empty(); name = "") {
+        const size_t end = std::min(rates.find('\n'), rates.size());
+        out += fmt::format("{:{}}{}\n", name, kLabelWidth, rates.substr(0, end));
+        rates.remove_prefix(std::min(end + 1, rates.size()));
+    }
     const Json* models = find(stats, "models");
     if (models && models->is_array() && !models->empty()) {
         out += "\n" + models_table(*models) + cache_tables(*models);

@@ -9,7 +9,7 @@
 
 namespace xp::ctl {
 
-// Nothing when `json` is no JSON object.
-std::optional<std::string> stats_tables(std::string_view json);
+// Nothing when `json` is no JSON object. `rates`, when given: lines below the first one.
+std::optional<std::string> stats_tables(std::string_view json, std::string_view rates = {});
 
 }  // namespace xp::ctl

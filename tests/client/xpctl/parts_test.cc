@@ -3,7 +3,10 @@
 
 #include "client/xpctl/options.h"
 #include "client/xpctl/output.h"
+#include "client/xpctl/progress.h"
+#include "client/xpctl/stats_rates.h"
 #include "client/xpctl/stats_view.h"
+#include "client/xpctl/suggest.h"
 #include "client/xpctl/table.h"
 
 namespace xp::ctl {
@@ -41,6 +44,48 @@ TEST(IdsTest, items_are_whole_numbers_of_31_bits) {
         EXPECT_FALSE(parse_ids(text, &error)) << text;
         EXPECT_THAT(error, HasSubstr(where)) << text;
     }
+}
+
+TEST(TargetTest, a_client_or_one_of_its_requests) {
+    std::string error;
+    EXPECT_EQ(parse_target("3", &error)->client, 3u);
+    EXPECT_EQ(parse_target("3", &error)->request, 0u);
+    EXPECT_EQ(parse_target("18446744073709551615.17", &error)->client, UINT64_MAX);
+    EXPECT_EQ(parse_target("3.17", &error)->request, 17u);
+}
+
+TEST(SuggestTest, the_nearest_name_when_one_is_near) {
+    const std::vector<std::string> names = {"generate", "chat", "score", "stats", "cancel"};
+    const std::pair<const char*, const char*> cases[] = {
+        {"generte", "generate"}, {"genreate", "generate"}, {"chta", "chat"}, {"stat", "stats"},
+        {"gen", "generate"}, {"s", ""}, {"c", ""}, {"help", ""}, {"", ""}, {"xyzzy", ""}};
+    for (const auto& [typed, name] : cases) EXPECT_EQ(nearest_name(typed, names), name) << typed;
+    EXPECT_EQ(nearest_name(std::string(100'000, 'a'), names), "");
+}
+
+TEST(ProgressTest, tells_rate_and_rest_when_there_is_something_to_tell_them_from) {
+    EXPECT_EQ(prefill_text(0, 1400, 3), "prompt: 0 of 1400 tokens (0 %)");
+    EXPECT_EQ(prefill_text(700, 1400, 2),
+              "prompt: 700 of 1400 tokens (50 %), 350.0 tokens/s, 2 s left");
+    EXPECT_EQ(prefill_text(1400, 1400, 2), "prompt: 1400 of 1400 tokens (100 %), 700.0 tokens/s");
+    EXPECT_EQ(format_rest(0.2), "1 s");
+    EXPECT_EQ(format_rest(150), "3 min");
+    EXPECT_EQ(format_rest(7'000), "1 h 57 min");
+}
+
+TEST(RatesTest, counters_of_another_daemon_are_not_compared) {
+    const Json before = Json::parse(R"({"uptime_ms": 9000, "tokens": {"prompt": 10}})");
+    const Json after = Json::parse(R"({"uptime_ms": 1000, "tokens": {"prompt": 20}})");
+    EXPECT_FALSE(stats_rates(before, after));
+    EXPECT_FALSE(stats_rates(Json(nullptr), after));
+    EXPECT_FALSE(stats_rates(after, after));
+    const std::optional<StatsRates> rates = stats_rates(after, Json::parse(
+        R"({"uptime_ms": 3000, "tokens": {"prompt": 30, "generated": "many"}, "io": [],
+            "models": [null, {"cache": null}]})"));
+    ASSERT_TRUE(rates);
+    EXPECT_EQ(rates->prompt_tokens, 5);
+    EXPECT_EQ(rates->generated_tokens, 0);
+    EXPECT_FALSE(rates->hit_rate);
 }
 
 TEST(StatsViewTest, shows_models_caches_and_counters) {

@@ -15,6 +15,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <gtest/gtest.h>
+
 namespace xp::test {
 namespace {
 
@@ -85,6 +87,19 @@ bool append(int fd, std::string* text) {
 }  // namespace
 
 Program::Program(const std::vector<std::string>& arguments, const Streams& setup) {
+    if (setup.terminal) {
+        int master, slave;
+        char name[64];
+        winsize size = {24, 80, 0, 0};
+        check(::openpty(&master, &slave, name, nullptr, &size) == 0, "openpty");
+        ::fcntl(master, F_SETFD, FD_CLOEXEC);
+        ::fcntl(slave, F_SETFD, FD_CLOEXEC);
+        const shm::Fd held(slave);  // a terminal that nobody has open reads as ended
+        out_.reset(master);
+        terminal_ = true;
+        spawn(arguments, setup, nullptr, name);
+        return;
+    }
     Stream in = setup.input_terminal ? make_stream(true) : make_input(setup.input);
     Stream out = make_stream(setup.out_terminal);
     if (!setup.out_path.empty()) {
@@ -92,7 +107,16 @@ Program::Program(const std::vector<std::string>& arguments, const Streams& setup
         check(bool(out.theirs), "open of the output");
     }
     Stream err = make_stream(setup.err_terminal);
+    const int descriptors[] = {in.theirs.get(), out.theirs.get(), err.theirs.get()};
+    spawn(arguments, setup, descriptors, nullptr);
+    out_ = std::move(out.ours);
+    err_ = std::move(err.ours);
+    input_ = std::move(in.ours);
+}
 
+// With three descriptors, or a terminal by its name.
+void Program::spawn(const std::vector<std::string>& arguments, const Streams& setup,
+                    const int* descriptors, const char* terminal) {
     std::vector<std::string> argv = {"xpctl"};
     if (!setup.socket.empty()) argv.insert(argv.end(), {"--socket", setup.socket});
     argv.insert(argv.end(), arguments.begin(), arguments.end());
@@ -100,9 +124,14 @@ Program::Program(const std::vector<std::string>& arguments, const Streams& setup
 
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_adddup2(&actions, in.theirs.get(), STDIN_FILENO);
-    ::posix_spawn_file_actions_adddup2(&actions, out.theirs.get(), STDOUT_FILENO);
-    ::posix_spawn_file_actions_adddup2(&actions, err.theirs.get(), STDERR_FILENO);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (descriptors) {
+            ::posix_spawn_file_actions_adddup2(&actions, descriptors[fd], fd);
+        } else {
+            // The first terminal that the leader of a session opens becomes its controlling one.
+            ::posix_spawn_file_actions_addopen(&actions, fd, terminal, O_RDWR, 0);
+        }
+    }
     posix_spawnattr_t attributes;
     ::posix_spawnattr_init(&attributes);
     // Test runners in the background ignore SIGINT, which a child would inherit.
@@ -110,15 +139,14 @@ Program::Program(const std::vector<std::string>& arguments, const Streams& setup
     ::sigemptyset(&defaults);
     ::sigaddset(&defaults, SIGINT);
     ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    ::posix_spawnattr_setflags(
+        &attributes, static_cast<short>(POSIX_SPAWN_SETSIGDEF |
+                                        (terminal ? POSIX_SPAWN_SETSID : 0)));
     errno = ::posix_spawn(&pid_, XPCTL_PROGRAM, &actions, &attributes, pointers(argv).data(),
                           pointers(environment).data());
     ::posix_spawn_file_actions_destroy(&actions);
     ::posix_spawnattr_destroy(&attributes);
     check(errno == 0, "posix_spawn of " XPCTL_PROGRAM);
-    out_ = std::move(out.ours);
-    err_ = std::move(err.ours);
-    input_ = std::move(in.ours);
 }
 
 Program::~Program() {
@@ -128,6 +156,10 @@ Program::~Program() {
 }
 
 bool Program::wait_for_output(const std::string& text) { return wait_for(outcome_.out, text); }
+bool Program::wait_for_new_output(const std::string& text) {
+    outcome_.out.clear();
+    return wait_for_output(text);
+}
 bool Program::wait_for_messages(const std::string& text) { return wait_for(outcome_.err, text); }
 
 bool Program::wait_for(const std::string& stream, const std::string& text) {
@@ -141,8 +173,15 @@ bool Program::wait_for(const std::string& stream, const std::string& text) {
 bool Program::read_more() {
     if (!out_ && !err_) return false;
     pollfd fds[] = {{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};
-    ::poll(fds, std::size(fds), -1);
+    // Only a program that waits for something that never comes is silent as long.
+    if (::poll(fds, std::size(fds), 30'000) == 0) {
+        ADD_FAILURE() << "xpctl hangs; its output was \"" << outcome_.out << "\"";
+        ::kill(pid_, SIGKILL);
+        return true;
+    }
     if (fds[0].revents && !append(out_.get(), &outcome_.out)) out_.reset();
+    // Terminals put it before newlines, and editors where they draw a line again.
+    if (terminal_) std::erase(outcome_.out, '\r');
     if (fds[1].revents && !append(err_.get(), &outcome_.err)) err_.reset();
     return true;
 }
@@ -161,6 +200,11 @@ bool Program::running() {
 
 void Program::interrupt() {
     if (!ended_) ::kill(pid_, SIGINT);
+}
+
+void Program::type(const std::string& keys) {
+    check(::write(out_.get(), keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()),
+          "write to the terminal");
 }
 
 void Program::close_output() { out_.reset(); }

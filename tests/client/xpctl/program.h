@@ -1,5 +1,5 @@
-// The real xpctl as a child process, with its standard streams in the hands of a test: as pipes or
-// as terminals.
+// The real xpctl as a child process, with its standard streams in the hands of a test: as pipes, as
+// terminals, or all as one terminal that a test types on.
 #pragma once
 
 #include <map>
@@ -19,6 +19,9 @@ struct Streams {
     bool out_terminal = false;
     std::string out_path = {};    // standard output is this file instead
     bool err_terminal = false;
+    // One terminal for all three, which also is the controlling one: Ctrl-C works. What the program
+    // writes to either stream is in Outcome::out, without carriage returns.
+    bool terminal = false;
     std::map<std::string, std::string> environment = {};
 };
 
@@ -35,20 +38,26 @@ public:
 
     // Waits until standard output or error contain a text; false when the program ended before.
     bool wait_for_output(const std::string& text);
+    // The same for what comes from now on; what was there before is forgotten.
+    bool wait_for_new_output(const std::string& text);
     bool wait_for_messages(const std::string& text);
 
     bool running();
     void interrupt();        // as Ctrl-C does
+    void type(const std::string& keys);  // on the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D
     void close_output();     // the reader of standard output goes away
     Outcome wait();
 
 private:
+    void spawn(const std::vector<std::string>& arguments, const Streams& setup,
+               const int* descriptors, const char* terminal);
     bool wait_for(const std::string& stream, const std::string& text);
     bool read_more();
     void reap(int options);
 
     pid_t pid_ = -1;
     bool ended_ = false;
+    bool terminal_ = false;  // Streams::terminal
     shm::Fd out_;
     shm::Fd err_;
     shm::Fd input_;          // the other end of a terminal

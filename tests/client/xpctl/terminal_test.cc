@@ -72,8 +72,24 @@ TEST(TerminalTest, a_long_prefill_shows_its_progress_and_takes_it_away) {
     });
     const Outcome outcome = run_xpctl({"generate", "x"}, {.socket = daemon.path(),
                                                           .err_terminal = true});
-    EXPECT_THAT(outcome.err,
-                StartsWith("\r\033[Kprompt: 700 of 1400 tokens (50 %)\r\033[Kxpctl: 5 tokens"));
+    EXPECT_THAT(outcome.err, ::testing::MatchesRegex(
+        ".*\r\033\\[Kprompt: 700 of 1400 tokens \\(50 %\\), [0-9.]+ tokens/s, [0-9]+ s left"
+        "\r\033\\[Kxpctl: 5 tokens.*\n"));
+}
+
+TEST(TerminalTest, a_prompt_that_waits_in_the_queue_says_so) {
+    FakeDaemon daemon([](Session& connection) {
+        const auto incoming = connection.next();
+        ASSERT_TRUE(incoming);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+        connection.reply(incoming->first, shm::Accepted{"demo", {1}});
+        connection.reply(incoming->first, tokens({1}, "text"));
+        connection.reply(incoming->first, done());
+        connection.wait_for_hang_up();
+    });
+    const Outcome outcome = run_xpctl({"generate", "x"}, {.socket = daemon.path(),
+                                                          .err_terminal = true});
+    EXPECT_THAT(outcome.err, StartsWith("\r\033[Kwaiting: queued 1 s\r\033[K"));
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 // standard output.
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "tests/client/xpctl/program.h"
 #include "tests/client/xpctl/replies.h"
 
@@ -18,7 +21,9 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
     const Streams setup{.socket = "/nowhere/daemon.sock", .input = "prompt"};
     const std::pair<std::vector<std::string>, const char*> cases[] = {
         {{}, "which command"},
-        {{"generte"}, "generte"},
+        {{"generte"}, "do you mean generate?"},
+        {{"chta"}, "do you mean chat?"},
+        {{"frobnicate"}, "\"frobnicate\"; there are generate, chat"},
         {{"generate", "--temprature", "0", "x"}, "--temprature"},
         {{"generate", "--temperature", "warm", "x"}, "--temperature"},
         {{"generate", "--temperature", "nan", "x"}, "--temperature"},
@@ -40,6 +45,15 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
         {{"generate", ""}, "empty"},
         {{"generate", "caf\xe9"}, "UTF-8"},
         {{"stats", "now"}, "now"},
+        {{"score", "--ids", "1", "x"}, "--ids"},
+        {{"score", "--no-logits", "x"}, "--json"},
+        {{"score", ""}, "empty"},
+        {{"tokenize", "--count", "--json", "x"}, "--count"},
+        {{"perplexity"}, "file"},
+        {{"perplexity", "x", "--window", "1"}, "--window"},
+        {{"perplexity", "x", "--stride", "0"}, "--stride"},
+        {{"perplexity", "x", "--window", "8", "--stride", "8"}, "--stride"},
+        {{"chat", "--effort", "low"}, "--think"},
     };
     for (const auto& [arguments, word] : cases) {
         const Outcome outcome = run_xpctl(arguments, setup);
@@ -68,8 +82,10 @@ TEST(UsageTest, help_and_version_go_to_standard_output) {
     const Outcome help = run_xpctl({"--help"}, {});
     EXPECT_EQ(help.status, 0);
     EXPECT_EQ(help.err, "");
-    for (const char* word : {"generate", "stats", "models", "ping", "version", "--socket",
-                             "EXPERTPACK_SOCKET", "NO_COLOR", "75", "130"}) {
+    for (const char* word : {"generate", "chat", "score", "perplexity", "tokenize", "stats",
+                             "models", "clients", "cancel", "ping", "version", "--socket",
+                             "EXPERTPACK_SOCKET", "NO_COLOR", "XDG_STATE_HOME", "Examples:", "75",
+                             "130"}) {
         EXPECT_THAT(help.out, HasSubstr(word));
     }
     const Outcome generate = run_xpctl({"generate", "--help"}, {});
@@ -82,6 +98,26 @@ TEST(UsageTest, help_and_version_go_to_standard_output) {
     }
     EXPECT_THAT(generate.out, Not(HasSubstr("\n\n\n")));
     EXPECT_THAT(run_xpctl({"--version"}, {}).out, StartsWith("xpctl "));
+    for (const char* command : {"chat", "score", "perplexity", "tokenize", "stats", "cancel"}) {
+        EXPECT_EQ(run_xpctl({command, "--help"}, {}).status, 0) << command;
+    }
+}
+
+TEST(UsageTest, with_json_the_reason_of_a_failure_is_json_on_standard_error) {
+    const Outcome outcome = run_xpctl({"models", "--json"}, {.socket = "/nowhere/daemon.sock"});
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, StartsWith("{\"error\":{\"code\":\"unavailable\",\"message\":\""));
+}
+
+// Needs a user whom a socket's mode keeps out, which root is not.
+TEST(UsageTest, a_socket_of_another_group_says_which_group_to_join) {
+    if (::geteuid() == 0) GTEST_SKIP() << "root may connect to any socket";
+    shm::Listener listener;
+    ASSERT_EQ(::chmod(listener.path().c_str(), 0), 0);
+    const Outcome outcome = run_xpctl({"ping"}, {.socket = listener.path()});
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_THAT(outcome.err, HasSubstr("usermod -aG "));
 }
 
 TEST(UsageTest, without_a_daemon_the_message_names_the_socket_and_what_to_do) {

@@ -1,0 +1,241 @@
+#include "client/xpctl/chat_input.h"
+
+#include <cerrno>
+#include <clocale>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <histedit.h>
+#include <langinfo.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "client/xpctl/interrupt.h"
+#include "client/xpctl/output.h"
+#include "client/xpctl/request.h"
+
+namespace xp::ctl {
+namespace {
+
+constexpr char kPrompt[] = "> ";
+constexpr char kMorePrompt[] = ". ";
+constexpr std::string_view kQuotes = "\"\"\"";
+
+// Waits for a byte or Ctrl-C. 1: a byte; 0: the end; -1: errno says what, EINTR for Ctrl-C or
+// another signal.
+int read_byte(int fd, char* byte) {
+    pollfd fds[] = {{fd, POLLIN, 0}, {interrupt_fd(), POLLIN, 0}};
+    if (::poll(fds, std::size(fds), -1) < 0) return -1;
+    if (interrupted()) {
+        errno = EINTR;
+        return -1;
+    }
+    return static_cast<int>(::read(fd, byte, 1));
+}
+
+class PlainLines : public LineSource {
+public:
+    PlainLines(int fd, bool show_prompt) : fd_(fd), show_prompt_(show_prompt) {}
+
+    InputStatus read(const char* prompt, std::string* line) override {
+        line->clear();
+        if (show_prompt_) (void)write_all(STDERR_FILENO, prompt);
+        // Byte by byte: what follows the line stays for whoever reads the pipe after us.
+        for (;;) {
+            char byte;
+            const int n = read_byte(fd_, &byte);
+            if (n < 0 && errno == EINTR) {
+                if (interrupted()) return InputStatus::kInterrupted;
+                continue;
+            }
+            if (n < 0 || line->size() >= kMaxInputBytes) return InputStatus::kFailed;
+            if (n == 0) return line->empty() ? InputStatus::kEnd : InputStatus::kOk;
+            if (byte == '\n') return InputStatus::kOk;
+            *line += byte;
+        }
+    }
+
+private:
+    int fd_;
+    bool show_prompt_;
+};
+
+volatile std::sig_atomic_t g_resized = 0;
+extern "C" void on_resize(int) { g_resized = 1; }
+
+class EditedLines : public LineSource {
+public:
+    explicit EditedLines(ChatHistory* history) : file_(history) {
+        use_utf8();
+        editor_ = ::el_init("xpctl", stdin, stderr, stderr);
+        history_ = ::history_init();
+        if (!ready()) return;
+        HistEvent event;
+        ::history(history_, &event, H_SETSIZE, static_cast<int>(kHistoryLines));
+        ::history(history_, &event, H_SETUNIQUE, 1);
+        for (const std::string& line : file_->lines()) {
+            ::history(history_, &event, H_ENTER, line.c_str());
+        }
+        ::el_set(editor_, EL_CLIENTDATA, this);
+        ::el_set(editor_, EL_PROMPT, &EditedLines::prompt_of);
+        ::el_set(editor_, EL_GETCFN, &EditedLines::get_character);
+        ::el_set(editor_, EL_HIST, ::history, history_);
+        ::el_set(editor_, EL_EDITOR, "emacs");
+        bind_keys();
+        ::el_source(editor_, nullptr);  // ~/.editrc has the last word
+        struct sigaction action = {};
+        action.sa_handler = on_resize;
+        ::sigaction(SIGWINCH, &action, nullptr);
+    }
+
+    ~EditedLines() override {
+        if (editor_) ::el_end(editor_);
+        if (history_) ::history_end(history_);
+    }
+    EditedLines(const EditedLines&) = delete;
+    EditedLines& operator=(const EditedLines&) = delete;
+
+    bool ready() const { return editor_ && history_; }
+
+    InputStatus read(const char* prompt, std::string* line) override {
+        prompt_ = prompt;
+        g_resized = 0;
+        ::el_resize(editor_);
+        int length = 0;
+        errno = 0;
+        const char* text = ::el_gets(editor_, &length);
+        if (interrupted()) {
+            (void)write_all(STDERR_FILENO, "\n");
+            return InputStatus::kInterrupted;
+        }
+        if (!text || length <= 0) {
+            (void)write_all(STDERR_FILENO, "\n");
+            return length < 0 && errno != 0 ? InputStatus::kFailed : InputStatus::kEnd;
+        }
+        line->assign(text);
+        while (line->ends_with('\n') || line->ends_with('\r')) line->pop_back();
+        if (line->size() >= kMaxInputBytes) return InputStatus::kFailed;
+        remember(*line);
+        return InputStatus::kOk;
+    }
+
+private:
+    // libedit converts by the locale, and models speak UTF-8 whatever that is.
+    static void use_utf8() {
+        std::setlocale(LC_CTYPE, "");
+        if (std::strcmp(::nl_langinfo(CODESET), "UTF-8") != 0) std::setlocale(LC_CTYPE, "C.UTF-8");
+    }
+
+    void bind_keys() {
+        const std::pair<const char*, const char*> keys[] = {
+            {"^R", "em-inc-search-prev"}, {"\\e[1;5C", "em-next-word"},
+            {"\\e[1;5D", "ed-prev-word"}, {"\\e[3~", "ed-delete-next-char"},
+            {"\\e[H", "ed-move-to-beg"},  {"\\e[F", "ed-move-to-end"},
+            {"\\e[1~", "ed-move-to-beg"}, {"\\e[4~", "ed-move-to-end"}};
+        for (const auto& [key, function] : keys) {
+            ::el_set(editor_, EL_BIND, key, function, nullptr);
+        }
+    }
+
+    void remember(const std::string& line) {
+        if (line.find_first_not_of(" \t") == std::string::npos) return;
+        if (line.size() > kHistoryLineBytes) return;
+        HistEvent event;
+        ::history(history_, &event, H_ENTER, line.c_str());
+        file_->append(line);
+    }
+
+    static EditedLines* self(EditLine* editor) {
+        void* data = nullptr;
+        ::el_get(editor, EL_CLIENTDATA, &data);
+        return static_cast<EditedLines*>(data);
+    }
+
+    static char* prompt_of(EditLine* editor) { return const_cast<char*>(self(editor)->prompt_); }
+
+    // One character; what is no UTF-8 becomes U+FFFD.
+    static int get_character(EditLine* editor, wchar_t* character) {
+        char byte;
+        for (;;) {
+            const int n = read_byte(STDIN_FILENO, &byte);
+            if (n > 0) break;
+            if (n == 0) return 0;
+            if (errno != EINTR || interrupted()) return -1;
+            if (g_resized) {
+                g_resized = 0;
+                ::el_resize(editor);
+            }
+        }
+        const auto lead = static_cast<unsigned char>(byte);
+        const int more = lead >= 0xf0 && lead < 0xf8 ? 3 : lead >= 0xe0 && lead < 0xf0 ? 2
+                         : lead >= 0xc2 && lead < 0xe0 ? 1 : 0;
+        uint32_t value = more == 0 ? lead : lead & (0x3fu >> more);
+        for (int i = 0; i < more; ++i) {
+            if (read_byte(STDIN_FILENO, &byte) <= 0) return -1;
+            if ((static_cast<unsigned char>(byte) & 0xc0) != 0x80) {
+                value = 0xfffd;
+                break;
+            }
+            value = value << 6 | (static_cast<unsigned char>(byte) & 0x3f);
+        }
+        const bool valid = (more > 0 || lead < 0x80) && value <= 0x10ffff &&
+                           (value < 0xd800 || value > 0xdfff);
+        *character = static_cast<wchar_t>(valid ? value : 0xfffd);
+        return 1;
+    }
+
+    ChatHistory* file_;
+    EditLine* editor_ = nullptr;
+    History* history_ = nullptr;
+    const char* prompt_ = kPrompt;
+};
+
+// Lines up to the one that ends with quotes; `text` is what stood behind those that began it.
+InputStatus read_block(LineSource& lines, std::string* text) {
+    for (bool first = text->empty(); !text->ends_with(kQuotes); first = false) {
+        std::string line;
+        const InputStatus status = lines.read(kMorePrompt, &line);
+        if (status == InputStatus::kEnd) return InputStatus::kOk;
+        if (status != InputStatus::kOk) return status;
+        if (text->size() + line.size() > kMaxInputBytes) return InputStatus::kFailed;
+        *text += (first ? "" : "\n") + line;
+    }
+    text->resize(text->size() - kQuotes.size());
+    if (text->ends_with('\n')) text->pop_back();
+    return InputStatus::kOk;
+}
+
+}  // namespace
+
+std::unique_ptr<LineSource> plain_lines(int fd, bool show_prompt) {
+    return std::make_unique<PlainLines>(fd, show_prompt);
+}
+
+std::unique_ptr<LineSource> edited_lines(ChatHistory* history) {
+    auto lines = std::make_unique<EditedLines>(history);
+    return lines->ready() ? std::move(lines) : nullptr;
+}
+
+InputStatus read_message(LineSource& lines, ChatMessage* message) {
+    *message = {};
+    InputStatus status = lines.read(kPrompt, &message->text);
+    if (status != InputStatus::kOk) return status;
+    if (message->text.starts_with(kQuotes)) {
+        message->verbatim = true;
+        message->text.erase(0, kQuotes.size());
+        return read_block(lines, &message->text);
+    }
+    while (message->text.ends_with('\\')) {
+        message->text.pop_back();
+        std::string line;
+        status = lines.read(kMorePrompt, &line);
+        if (status == InputStatus::kEnd) break;
+        if (status != InputStatus::kOk) return status;
+        if (message->text.size() + line.size() > kMaxInputBytes) return InputStatus::kFailed;
+        message->text += "\n" + line;
+    }
+    return InputStatus::kOk;
+}
+
+}  // namespace xp::ctl
