@@ -18,6 +18,7 @@ struct Behaviour {
     int violations;  // connections that the daemon closes for breaking the protocol
     int refusals;    // connections that it answers with a refusal instead of a channel
     bool (*run)(const std::string& socket_path);
+    bool as_other_user = false;  // means nothing, or harm, when the others are the same user
 };
 
 std::span<const Behaviour> handshake_behaviours();

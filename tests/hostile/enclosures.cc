@@ -130,6 +130,36 @@ bool enclosures_without_records(const std::string& path) {
     return holds(client.closed());
 }
 
+// The largest request there can be, to be tokenized: sixteen million letters without a space.
+bool enclosure_of_one_long_word(const std::string& path) {
+    RawClient client = connected(path);
+    shm::Generate request;
+    request.task = shm::Task::kTokenize;
+    request.prompt = shm::RawText{std::string(shm::kMaxEnclosedBytes - 4096, 'a')};
+    const Bytes message = shm::encode_request(request);
+    if (!holds(enclose(client, memfd(message, kAllSeals).get(), message.size())) ||
+        !holds(client.write(1, shm::Request(shm::Enclosed{message.size()})))) {
+        return false;
+    }
+    stand_still();
+    return holds(client.still_open());
+}
+
+bool enclosure_taken(const std::string& path) {
+    RawClient client = connected(path);
+    const Bytes message = good_message();
+    if (!holds(enclose(client, memfd(message, kAllSeals).get(), message.size())) ||
+        !holds(client.write(1, shm::Request(shm::Enclosed{message.size()})))) {
+        return false;
+    }
+    while (const auto answer = client.next()) {
+        if (shm::is_terminal(answer->reply)) {
+            return holds(std::holds_alternative<shm::Done>(answer->reply));
+        }
+    }
+    return holds(false);
+}
+
 bool enclosure_notice_without_a_descriptor(const std::string& path) {
     RawClient client = connected(path);
     const shm::Notice notice{shm::kNoticeMagic, 2, 64};
@@ -159,6 +189,9 @@ constexpr Behaviour kBehaviours[] = {
     {"enclosure_in_a_pipe", "nothing to seal", 1, 0, enclosure_in_a_pipe},
     {"enclosure_in_a_directory", "the root directory", 1, 0, enclosure_in_a_directory},
     {"enclosure_in_a_device", "/dev/zero", 1, 0, enclosure_in_a_device},
+    {"enclosure_of_one_long_word", "16 MiB to tokenize", 0, 0, enclosure_of_one_long_word},
+    {"enclosure_taken", "nothing wrong with it, so that it is known what is refused", 0, 0,
+     enclosure_taken},
     {"enclosure_of_garbage", "sealed, but no message", 1, 0, enclosure_of_garbage},
     {"enclosure_in_an_enclosure", "the message claims another", 1, 0, enclosure_in_an_enclosure},
     {"enclosure_that_never_came", "a record claims one", 1, 0, enclosure_that_never_came},

@@ -33,7 +33,7 @@ public:
         daemon.connect(client_);
         expected_ = support::ask(client_, request());
         EXPECT_EQ(expected_.end, "length");
-        EXPECT_EQ(expected_.ids.size(), 32u);
+        EXPECT_EQ(expected_.ids.size(), 12u);
         thread_ = std::thread([this] { run(); });
     }
     ~Bystander() {
@@ -68,7 +68,7 @@ private:
     static const expertpack::Generate& request() {
         static const expertpack::Generate request = [] {
             expertpack::Generate generate;
-            generate.text("Once upon a time").temperature(0.8f).seed(11).max_tokens(32);
+            generate.text("Once upon a time").temperature(0.8f).seed(11).max_tokens(12);
             generate.ignore_eos(true).model("demo");
             return generate;
         }();
@@ -152,6 +152,9 @@ void expect_count(uint64_t got, int expected, const char* what) {
 
 TEST_P(Hostile, CostsTheOffenderWhatItShouldAndNobodyElseAnything) {
     const Behaviour& behaviour = GetParam();
+    if (behaviour.as_other_user && ::geteuid() != 0) {
+        GTEST_SKIP() << "needs root, to misbehave as another user";
+    }
     ASSERT_TRUE(daemon_->process().running()) << daemon_->process().output();
     bystander_->pause();
     const Holdings before = holdings();

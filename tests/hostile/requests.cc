@@ -45,6 +45,32 @@ bool cancel_of_every_id(const std::string& path) {
     return true;
 }
 
+// Guesses the numbers of clients. Those of other users do not exist for this one.
+bool cancel_of_other_users_clients(const std::string& path) {
+    RawClient client = connected(path);
+    for (uint64_t other = 1; other <= 200; ++other) {
+        for (const uint64_t target : {0, 1, 2}) {
+            const uint64_t id = other * 10 + target + 1;
+            if (!holds(client.write(id, shm::Request(shm::Cancel{target, other})))) return false;
+            const auto end = end_of(client, id);
+            if (!holds(end.has_value())) return false;
+            // Its own number is among them, and it has nothing to cancel.
+            const auto* failed = std::get_if<shm::Failed>(&*end);
+            if (!holds(!failed || failed->code == "not_found")) return false;
+        }
+    }
+    return holds(client.served());
+}
+
+bool list_of_other_users_clients(const std::string& path) {
+    RawClient client = connected(path);
+    if (!holds(client.write(1, shm::Request(shm::ListClients())))) return false;
+    const auto end = end_of(client, 1);
+    const auto* list = end ? std::get_if<shm::ClientsReply>(&*end) : nullptr;
+    if (!holds(list && list->clients.size() == 1 && list->hidden >= 2)) return false;
+    return holds(list->clients[0].name == "hostile" && list->clients[0].uid == ::getuid());
+}
+
 // Hundreds of cancels for one request: it ends once.
 bool cancel_storm(const std::string& path) {
     RawClient client = connected(path);
@@ -74,6 +100,41 @@ bool more_in_flight_than_allowed(const std::string& path) {
         if (!holds(client.fails(id, "busy"))) return false;
     }
     return holds(client.still_open());
+}
+
+// Four connections ask for more than their user may have in flight.
+bool more_than_a_user_may_have(const std::string& path) {
+    std::vector<RawClient> clients;
+    size_t busy = 0;
+    for (int n = 0; n < 4; ++n) {
+        clients.push_back(connected(path));
+        for (uint64_t id = 1; id <= clients.back().welcome().max_in_flight; ++id) {
+            if (!holds(clients.back().write(id, shm::Request(endless_request())))) return false;
+        }
+        // What is refused is refused before a later request is answered.
+        if (!holds(clients.back().write(1000, shm::Request(shm::Ping())))) return false;
+        while (const auto answer = clients.back().next()) {
+            if (answer->id == 1000) break;
+            const auto* failed = std::get_if<shm::Failed>(&answer->reply);
+            if (!failed) continue;
+            if (!holds(failed->code == "busy")) return false;
+            ++busy;
+        }
+    }
+    return holds(busy > 0) && holds(clients.back().still_open());
+}
+
+bool ping_flood(const std::string& path) {
+    RawClient client = connected(path);
+    uint64_t answered = 0;
+    for (uint64_t id = 1; id <= 30'000; ++id) {
+        if (!holds(client.write(id, shm::Request(shm::Ping())))) return false;
+        while (id - answered >= 200) {
+            if (!holds(client.next().has_value())) return false;
+            ++answered;
+        }
+    }
+    return true;
 }
 
 bool prompt_beyond_the_context(const std::string& path) {
@@ -150,6 +211,12 @@ constexpr Behaviour kBehaviours[] = {
     {"id_used_twice", "two requests of one id in flight", 1, 0, id_used_twice},
     {"cancel_of_id_zero", "which no request has", 1, 0, cancel_of_id_zero},
     {"cancel_of_every_id", "that others may use", 0, 0, cancel_of_every_id},
+    {"cancel_of_other_users_clients", "by their numbers", 0, 0, cancel_of_other_users_clients,
+     true},
+    {"list_of_other_users_clients", "sees its own", 0, 0, list_of_other_users_clients, true},
+    {"more_than_a_user_may_have", "64 requests over four connections", 0, 0,
+     more_than_a_user_may_have},
+    {"ping_flood", "30,000, as fast as they are answered", 0, 0, ping_flood},
     {"cancel_storm", "399 cancels of one request", 0, 0, cancel_storm},
     {"more_in_flight_than_allowed", "gets \"busy\" for those above", 0, 0,
      more_in_flight_than_allowed},

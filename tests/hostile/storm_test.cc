@@ -116,6 +116,9 @@ TEST(Storm, EveryRequestEndsOnceAndNothingIsLeftBehind) {
               << ::testing::PrintToString(all.ended) << ", " << all.cancels << " cancels, "
               << killed << " clients killed with " << all.unanswered << " in flight\n";
     EXPECT_EQ(all.total - all.ended["busy"], static_cast<int>(kRequests));
+    for (const char* kind : {"generate", "score", "tokenize", "enclosed", "stats"}) {
+        EXPECT_GT(all.sent[kind], 50) << kind;
+    }
     EXPECT_GT(killed, 5);
     EXPECT_GT(all.cancels, 100);
     for (const auto& [outcome, count] : all.ended) {
