@@ -9,30 +9,31 @@ namespace {
 // One read and upload; large matrices go through a buffer of this size.
 constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
 
-}  // namespace
+// Names in a message: enough to see the pattern when every layer lacks something.
+constexpr size_t kMaxListed = 12;
 
-Result<const TensorInfo*> WeightLoader::find(Names names,
-                                             std::initializer_list<uint64_t> ne) const {
-    for (const std::string& name : names) {
-        const TensorInfo* tensor = file_.find_tensor(name);
-        if (tensor == nullptr) continue;
-        std::array<uint64_t, 4> expected = {1, 1, 1, 1};
-        std::copy(ne.begin(), ne.end(), expected.begin());
-        if (tensor->ne != expected) {
-            return make_error(ErrorCode::kCorrupt, "tensor {} has shape {} where [{}] is expected",
-                              name, tensor->shape(), fmt::join(ne.begin(), ne.end(), ", "));
-        }
-        return tensor;
-    }
-    return make_error(ErrorCode::kNotFound, "tensor {} is missing", *names.begin());
+std::string listed(std::span<const std::string> names) {
+    const size_t n = std::min(names.size(), kMaxListed);
+    const auto end = names.begin() + static_cast<ptrdiff_t>(n);
+    std::string text = fmt::format("{}", fmt::join(names.begin(), end, ", "));
+    if (n < names.size()) text += fmt::format(" and {} more", names.size() - n);
+    return text;
 }
+
+Result<void> check_type(const TensorInfo& tensor) {
+    const TypeTraits& traits = traits_of(tensor.type);
+    if (traits.dequantise != nullptr) return {};
+    return make_error(ErrorCode::kUnsupported,
+                      "tensor {} has type {}, which cannot be computed with", tensor.name,
+                      traits.name);
+}
+
+}  // namespace
 
 Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
     XP_TRY(const TensorInfo* tensor, find(names, {cols, rows}));
-    if (traits_of(tensor->type).dequantise == nullptr) {
-        return make_error(ErrorCode::kUnsupported,
-                          "tensor {} has type {}, which cannot be computed with", tensor->name, traits_of(tensor->type).name);
-    }
+    if (tensor == nullptr) return Weight{};
+    XP_CHECK(check_type(*tensor));
     XP_TRY(DeviceBuffer buffer, operators_.allocate(tensor->bytes, tensor->name));
     std::vector<std::byte> staging(std::min(kStagingBytes, tensor->bytes));
     for (uint64_t done = 0; done < tensor->bytes;) {
@@ -52,15 +53,12 @@ Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
 
 Result<const float*> WeightLoader::floats(Names names, std::initializer_list<uint64_t> ne) {
     XP_TRY(const TensorInfo* tensor, find(names, ne));
-    const TypeTraits& traits = traits_of(tensor->type);
-    if (traits.dequantise == nullptr) {
-        return make_error(ErrorCode::kUnsupported,
-                          "tensor {} has type {}, which cannot be computed with", tensor->name, traits.name);
-    }
+    if (tensor == nullptr) return nullptr;
+    XP_CHECK(check_type(*tensor));
     std::vector<std::byte> stored(tensor->bytes);
     XP_CHECK(file_.read_tensor(*tensor, 0, stored));
     std::vector<float> values(tensor->n_elements());
-    traits.dequantise(stored.data(), values.data(), values.size());
+    traits_of(tensor->type).dequantise(stored.data(), values.data(), values.size());
     XP_TRY(DeviceBuffer buffer, operators_.allocate(values.size() * sizeof(float), tensor->name));
     operators_.upload(buffer.data(), std::as_bytes(std::span(values)));
     const float* data = buffer.as<float>();
@@ -72,6 +70,7 @@ Result<const float*> WeightLoader::floats(Names names, std::initializer_list<uin
 Result<std::vector<int32_t>> WeightLoader::integers(Names names,
                                                     std::initializer_list<uint64_t> ne) {
     XP_TRY(const TensorInfo* tensor, find(names, ne));
+    if (tensor == nullptr) return std::vector<int32_t>{};
     if (tensor->type != GgmlType::kI32) {
         return make_error(ErrorCode::kCorrupt, "tensor {} has type {} where I32 is expected",
                           tensor->name, traits_of(tensor->type).name);
@@ -79,6 +78,36 @@ Result<std::vector<int32_t>> WeightLoader::integers(Names names,
     std::vector<int32_t> values(tensor->n_elements());
     XP_CHECK(file_.read_tensor(*tensor, 0, std::as_writable_bytes(std::span(values))));
     return values;
+}
+
+Result<void> WeightLoader::check_complete() const {
+    if (missing_.empty()) return {};
+    std::vector<std::string> unused;
+    for (const TensorInfo& tensor : file_.tensors()) {
+        if (!used_.contains(tensor.name)) unused.push_back(tensor.name);
+    }
+    return make_error(ErrorCode::kNotFound,
+                      "{}: {} tensors that the model needs are missing: {}; it has {} that are not "
+                      "used{}{}", file_.files()[0].path.native(), missing_.size(), listed(missing_),
+                      unused.empty() ? "none" : std::to_string(unused.size()),
+                      unused.empty() ? "" : ": ", listed(unused));
+}
+
+Result<const TensorInfo*> WeightLoader::find(Names names, std::initializer_list<uint64_t> ne) {
+    for (const std::string& name : names) {
+        const TensorInfo* tensor = file_.find_tensor(name);
+        if (tensor == nullptr) continue;
+        used_.insert(name);
+        std::array<uint64_t, 4> expected = {1, 1, 1, 1};
+        std::copy(ne.begin(), ne.end(), expected.begin());
+        if (tensor->ne != expected) {
+            return make_error(ErrorCode::kCorrupt, "tensor {} has shape {} where [{}] is expected",
+                              name, tensor->shape(), fmt::join(ne.begin(), ne.end(), ", "));
+        }
+        return tensor;
+    }
+    missing_.push_back(fmt::format("{}", fmt::join(names.begin(), names.end(), " or ")));
+    return nullptr;
 }
 
 }  // namespace xp

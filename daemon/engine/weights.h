@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "daemon/engine/operators.h"
@@ -10,8 +11,9 @@
 
 namespace xp {
 
-// Owns what it loaded. Names lists aliases, most usual first; a missing tensor is kNotFound with
-// the first of them, a wrong shape kCorrupt with both shapes.
+// Owns what it loaded. Names lists aliases, most usual first; a wrong shape is kCorrupt with both
+// shapes. A missing tensor is only noted, and something empty comes in its place, so that a file
+// of another converter is told with everything it lacks: call check_complete() before use.
 class WeightLoader {
 public:
     using Names = std::initializer_list<std::string>;
@@ -25,16 +27,22 @@ public:
     // An I32 tensor in host memory.
     Result<std::vector<int32_t>> integers(Names names, std::initializer_list<uint64_t> ne);
 
+    // kNotFound with all missing tensors, and those of the file that nobody asked for.
+    Result<void> check_complete() const;
+
     uint64_t bytes() const { return bytes_; }
     std::vector<DeviceBuffer> take_buffers() && { return std::move(buffers_); }
 
 private:
-    Result<const TensorInfo*> find(Names names, std::initializer_list<uint64_t> ne) const;
+    // Null when it is missing.
+    Result<const TensorInfo*> find(Names names, std::initializer_list<uint64_t> ne);
 
     const GgufFile& file_;
     Operators& operators_;
     std::vector<DeviceBuffer> buffers_;
     uint64_t bytes_ = 0;
+    std::unordered_set<std::string> used_;
+    std::vector<std::string> missing_;
 };
 
 }  // namespace xp

@@ -56,14 +56,16 @@ TEST_F(CpuKernelsTest, ProductsAreRightAndTheSameOnEveryInstructionSet) {
         for (const uint32_t cols : {32u, 96u, 256u, 768u, 1000u, 17u}) {
             if (cols % traits.block_elements != 0) continue;
             for (const uint32_t rows : {1u, 3u, 4u, 9u}) {
-                SCOPED_TRACE(fmt::format("{} {} {}×{}", traits.name, layout_name(kind.layout), rows, cols));
+                SCOPED_TRACE(fmt::format("{} {} {}×{}", traits.name, layout_name(kind.layout),
+                                         rows, cols));
                 const std::vector<std::byte> ggml =
                     test::random_blocks(kind.type, uint64_t{rows} * cols, random_);
                 std::vector<std::byte> stored(ggml.size());
                 const uint64_t bytes = row_bytes(kind.type, cols);
                 std::vector<float> w(uint64_t{rows} * cols);
                 for (uint32_t r = 0; r < rows; ++r) {
-                    row_to_layout(kind.type, kind.layout, &ggml[r * bytes], &stored[r * bytes], cols);
+                    row_to_layout(kind.type, kind.layout, &ggml[r * bytes], &stored[r * bytes],
+                                  cols);
                     traits.dequantise(&ggml[r * bytes], &w[uint64_t{r} * cols], cols);
                 }
                 const Weight weight = {kind.type, kind.layout, rows, cols, stored.data()};
@@ -73,7 +75,8 @@ TEST_F(CpuKernelsTest, ProductsAreRightAndTheSameOnEveryInstructionSet) {
                 const auto product = [&](const CpuKernels& kernels, uint32_t n) {
                     // Poison: every output must be written.
                     std::vector<float> y(uint64_t{n} * rows, NAN);
-                    kernels.matmul(weight, 0, rows, x.data(), cols, n, y.data(), rows, scratch.data());
+                    kernels.matmul(weight, 0, rows, x.data(), cols, n, y.data(), rows,
+                                   scratch.data());
                     return y;
                 };
                 const std::vector<float> all = product(avx2_kernels(), kColumns);
@@ -88,7 +91,8 @@ TEST_F(CpuKernelsTest, ProductsAreRightAndTheSameOnEveryInstructionSet) {
                     for (uint32_t r = 0; r < rows; ++r) {
                         double sum = 0, magnitude = 0;
                         for (uint32_t i = 0; i < cols; ++i) {
-                            const double term = double{w[uint64_t{r} * cols + i]} * x[uint64_t{c} * cols + i];
+                            const double term =
+                                double{w[uint64_t{r} * cols + i]} * x[uint64_t{c} * cols + i];
                             sum += term;
                             magnitude += std::fabs(term);
                         }

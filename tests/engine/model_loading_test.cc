@@ -80,6 +80,16 @@ TEST_F(ModelLoadingTest, MissingAndMisshapenTensorsAreNamed) {
     EXPECT_MENTIONS(message, "[256, 128]");
 }
 
+TEST_F(ModelLoadingTest, EverythingMissingIsToldBesideWhatIsThereInstead) {
+    const std::string message = error_of({.drop_tensor = "blk.3.attn_kv.weight",
+                                          .rename_tensor = "output_norm.weight",
+                                          .new_name = "norm.weight"});
+    EXPECT_MENTIONS(message, "resident.gguf: 2 tensors");
+    EXPECT_MENTIONS(message, "output_norm.weight, blk.3.attn_kv.weight or "
+                             "blk.3.attn_kv_latent.weight or blk.3.attn_kv_a_mqa.weight");
+    EXPECT_MENTIONS(message, "1 that are not used: norm.weight");
+}
+
 TEST_F(ModelLoadingTest, OldTensorNamesAreAccepted) {
     EXPECT_EQ(error_of({.rename_tensor = "blk.0.attn_kv.weight",
                         .new_name = "blk.0.attn_kv_a_mqa.weight"}), "");
@@ -97,6 +107,10 @@ TEST_F(ModelLoadingTest, ImpossibleHyperparametersAreNamed) {
                     "2 values for 6");
     EXPECT_MENTIONS(with("deepseek4.expert_gating_func", GgufValue::u32(2)), "expert_gating_func");
     EXPECT_MENTIONS(with("deepseek4.expert_used_count", GgufValue::u32(17)), "16 experts");
+    EXPECT_MENTIONS(with("deepseek4.expert_count", GgufValue::u32(15)),
+                    "expert_count is 15, but layer 0 has 16 experts");
+    EXPECT_MENTIONS(with("deepseek4.block_count", GgufValue::u32(0)),
+                    "deepseek4.block_count is 0");
     EXPECT_MENTIONS(with("deepseek4.rope.dimension_count", GgufValue::u32(63)),
                     "rope.dimension_count");
     EXPECT_MENTIONS(with("deepseek4.rope.scaling.type", GgufValue::string("linear")), "linear");

@@ -134,7 +134,7 @@ TEST_F(Hostile, DamagedHeadersOfAModelNeverCrashOrAllocateMuch) {
     ASSERT_EQ(ftruncate(fd_.get(), static_cast<off_t>(size)), 0);
     ASSERT_TRUE(GgufFile::open(path_));
     uint64_t n_refused = 0;
-    // A wrong length may reach into the data; what it covers is held in at most eight times its size.
+    // A wrong length may reach into the data; it is held in at most eight times its size.
     const size_t allowed = 8 * size;
     largest_allocation = 0;
     for (int round = 0; round < 200; ++round) {

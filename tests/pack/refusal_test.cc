@@ -111,7 +111,8 @@ TEST(BuildRefuses, AResidentFloatThatIsNotFinite) {
                        }});
     EXPECT_THAT(refusal(write_model(scratch / "m.gguf", tensors), scratch / "m.xpack",
                         ErrorCode::kCorrupt),
-                AllOf(HasSubstr("token_embd_2.weight"), HasSubstr("element 2999995 is not finite")));
+                AllOf(HasSubstr("token_embd_2.weight"),
+                      HasSubstr("element 2999995 is not finite")));
 }
 
 TEST(BuildRefuses, RolesThatDoNotFitTogether) {

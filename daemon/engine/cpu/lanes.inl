@@ -29,7 +29,8 @@ inline Lanes from_bfloat(const uint16_t* p) {
 inline Lanes from_int8(__m128i q) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q))}; }
 // E2M1 values, doubled: code 0..15 (in the low bits of each byte) → 0 1 2 3 4 6 8 12 and negatives.
 inline Lanes from_e2m1(__m128i codes) {
-    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12);
+    const __m512 table =
+        _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12);
     return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), table)};
 }
 inline void to_half(uint16_t* p, Lanes a) {
@@ -57,7 +58,9 @@ inline void store(float* p, Lanes a) {
     _mm256_storeu_ps(p + 8, a.hi);
 }
 inline Lanes broadcast(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
-inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Lanes mul(Lanes a, Lanes b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
@@ -87,8 +90,9 @@ inline Lanes from_e2m1(__m128i codes) {
 }
 inline void to_half(uint16_t* p, Lanes a) {
     __m128i* bits = reinterpret_cast<__m128i*>(p);
-    _mm_storeu_si128(bits, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    _mm_storeu_si128(bits + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128(bits, _mm256_cvtps_ph(a.lo, kNearest));
+    _mm_storeu_si128(bits + 1, _mm256_cvtps_ph(a.hi, kNearest));
 }
 inline __m256 add_halves(Lanes a) { return _mm256_add_ps(a.lo, a.hi); }
 

@@ -139,6 +139,8 @@ Result<void> read_rope(const GgufMetadata& metadata, DeepSeek4Config& config) {
 Result<void> read_experts(const GgufMetadata& metadata, DeepSeek4Config& config) {
     const Reader reader(metadata);
     XP_TRY(config.top_k, reader.size("expert_used_count"));
+    XP_TRY(const uint64_t n_experts, metadata.get_uint_or(Reader::full("expert_count"), 0));
+    config.n_experts = static_cast<uint32_t>(n_experts);
     XP_TRY(config.ffn_dim, reader.size("expert_feed_forward_length"));
     XP_TRY(config.expert_scale, metadata.get_float_or(Reader::full("expert_weights_scale"), 1));
     XP_TRY(config.expert_normalise,

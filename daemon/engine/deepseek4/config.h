@@ -31,6 +31,7 @@ struct DeepSeek4Config {
     std::vector<double> frequencies_plain;
     std::vector<double> frequencies_compress;
 
+    uint32_t n_experts = 0;   // of every layer; 0: not stated
     uint32_t top_k = 0;
     uint32_t ffn_dim = 0;
     uint32_t n_hash_layers = 0;  // leading layers whose experts follow from the token id

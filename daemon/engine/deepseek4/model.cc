@@ -45,6 +45,7 @@ Result<void> DeepSeek4Model::load(const Pack& pack) {
         XP_CHECK(load_attention(loader, i, layers_[i]));
         XP_CHECK(load_experts(loader, pack, i, layers_[i]));
     }
+    XP_CHECK(loader.check_complete());
     info_.architecture = "deepseek4";
     info_.name = pack.manifest().model_name;
     info_.n_layers = config_.n_layers;
@@ -134,6 +135,11 @@ Result<void> DeepSeek4Model::load_experts(WeightLoader& loader, const Pack& pack
                           pack.directory().native(), index);
     }
     const uint32_t n_experts = layer.experts->n_experts;
+    if (config_.n_experts != 0 && config_.n_experts != n_experts) {
+        return make_error(ErrorCode::kCorrupt,
+                          "deepseek4.expert_count is {}, but layer {} has {} experts",
+                          config_.n_experts, index, n_experts);
+    }
     if (n_experts < config_.top_k) {
         return make_error(ErrorCode::kCorrupt, "layer {} has {} experts, but {} are used per token",
                           index, n_experts, config_.top_k);
