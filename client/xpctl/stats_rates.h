@@ -20,8 +20,8 @@ struct StatsRates {
 // Nothing when they cannot be compared: the daemon was restarted in between, or no time passed.
 std::optional<StatsRates> stats_rates(const Json& before, const Json& now);
 
-// "prompt 120.0 tokens/s, generated 8.5 tokens/s" and "read 312.0 MB/s, hit rate 93.4 %": two lines,
-// as one would be too long for terminals of 80 columns.
+// "prompt 120.0 tokens/s, generated 8.5 tokens/s" and "read 312.0 MB/s, hit rate 93.4 %": two,
+// as one line would be too long for terminals of 80 columns.
 std::string rates_text(const StatsRates& rates);
 Json rates_object(const StatsRates& rates);
 
