@@ -112,19 +112,19 @@ TEST_F(RingServerTest, OtherUsersRequestsAreHiddenAndSafe) {
 TEST_F(RingServerTest, AListThatDoesNotFitIntoTheAskersRingSaysSo) {
     RingServerOptions options;
     options.user.clients = 1000;
-    options.user.requests = 1000;
+    options.user.requests = 2000;
     options.requests_per_client = 200;
     SchedulerOptions scheduler_options;
-    scheduler_options.queue_limit = 1000;
+    scheduler_options.queue_limit = 2000;
     make(gated(), options, scheduler_options);
     std::vector<std::unique_ptr<RawClient>> clients;
-    for (int n = 0; n < 3; ++n) {
+    for (int n = 0; n < 6; ++n) {
         clients.push_back(std::make_unique<RawClient>(socket_));
         for (uint64_t id = 1; id <= 200; ++id) {
             clients.back()->send(id, raw_request(5));
         }
     }
-    wait_until([](const auto& json) { return json.at("accounts").at("requests") == 600; });
+    wait_until([](const auto& json) { return json.at("accounts").at("requests") == 1200; });
     RawClient small(socket_, shm::kMinRingBytes);
     small.send(1, shm::ListClients{});
     const auto reply = small.next_reply();

@@ -148,10 +148,10 @@ TEST_F(RingServerTest, EnclosuresThatWereNotAgreedUponAreRefused) {
     EXPECT_EQ(stats().at("clients").at("violations"), 2);
 }
 
-// Some 5 MB, in words that are not all alike.
+// Larger than a record, in words that are not all alike.
 std::string long_text() {
     std::string text;
-    for (int n = 0; text.size() < 5'000'000; ++n) {
+    for (int n = 0; text.size() < 2'500'000; ++n) {
         text += "The " + std::to_string(n) + "th city of the north is not Oslo; it is far away.\n";
     }
     return text;
