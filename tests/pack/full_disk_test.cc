@@ -21,7 +21,7 @@ protected:
     void SetUp() override {
         if (::unshare(CLONE_NEWNS) != 0 ||
             ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-            ::mount("tmpfs", drive_.c_str(), "tmpfs", 0, "size=64m") != 0) {
+            ::mount("tmpfs", drive_.c_str(), "tmpfs", 0, "size=16m") != 0) {
             GTEST_SKIP() << "mounting is not allowed here: " << std::strerror(errno);
         }
         mounted_ = true;
@@ -38,8 +38,10 @@ protected:
     // Takes all the room that is left.
     void fill() const {
         const int fd = ::open((drive_ / "ballast").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-        const std::vector<char> block(4096);
-        while (::write(fd, block.data(), block.size()) > 0) {
+        for (const size_t bytes : {size_t{1} << 20, size_t{4096}}) {
+            const std::vector<char> block(bytes);
+            while (::write(fd, block.data(), block.size()) > 0) {
+            }
         }
         ::close(fd);
     }
@@ -61,7 +63,7 @@ TEST_F(FullDisk, TooSmallADriveIsToldBeforeAnythingIsWritten) {
                 AllOf(HasSubstr("not enough space"), HasSubstr(pack_.native()),
                       HasSubstr(" are needed"), HasSubstr("3.00 MiB (3145728 bytes) are free")));
     EXPECT_FALSE(std::filesystem::exists(pack_));
-    ASSERT_TRUE(remount(0, "size=64m"));
+    ASSERT_TRUE(remount(0, "size=16m"));
     build_or_fail(kTinyModel, pack_, options_);
     expect_same_files(pack_, reference_);
 }
@@ -70,7 +72,7 @@ TEST_F(FullDisk, TooSmallADriveIsToldBeforeAnythingIsWritten) {
 TEST_F(FullDisk, ADriveThatFillsUpStopsTheBuildAndRoomLetsItGoOn) {
     const uint64_t total = std::filesystem::file_size(kTinyModel);
     int stopped = 0;
-    for (const uint64_t percent : {0u, 20u, 40u, 60u, 80u, 95u}) {
+    for (const uint64_t percent : {0u, 40u, 80u, 95u}) {
         SCOPED_TRACE(fmt::format("full after {} % of the source", percent));
         std::filesystem::remove_all(pack_);
         options_.progress = [&](const BuildProgress& now) {
@@ -96,9 +98,9 @@ TEST_F(FullDisk, ADriveThatFillsUpStopsTheBuildAndRoomLetsItGoOn) {
         std::filesystem::remove(drive_ / "ballast");
         if (!built) build_or_fail(kTinyModel, pack_, options_);
         expect_same_files(pack_, reference_);
-        EXPECT_THAT(faults_of(pack_, {.deep = true}), testing::IsEmpty());
     }
-    EXPECT_GE(stopped, 4);
+    EXPECT_THAT(faults_of(pack_, {.deep = true}), testing::IsEmpty());
+    EXPECT_GE(stopped, 3);
 }
 
 TEST_F(FullDisk, AReadOnlyDriveIsNamed) {
@@ -107,7 +109,7 @@ TEST_F(FullDisk, AReadOnlyDriveIsNamed) {
     options_.cancelled = [&] { return progress.done_bytes > 2'000'000; };
     ASSERT_FALSE(build_pack(kTinyModel, pack_, options_));
     options_.cancelled = nullptr;
-    ASSERT_TRUE(remount(MS_RDONLY, "size=64m"));
+    ASSERT_TRUE(remount(MS_RDONLY, "size=16m"));
     for (const Path& destination : {pack_, drive_ / "new.xpack"}) {
         const auto built = build_pack(kTinyModel, destination, options_);
         ASSERT_FALSE(built);
@@ -115,7 +117,7 @@ TEST_F(FullDisk, AReadOnlyDriveIsNamed) {
         EXPECT_THAT(built.error().message,
                     AllOf(HasSubstr(destination.native()), HasSubstr("Read-only file system")));
     }
-    ASSERT_TRUE(remount(0, "size=64m"));
+    ASSERT_TRUE(remount(0, "size=16m"));
     build_or_fail(kTinyModel, pack_, options_);
     expect_same_files(pack_, reference_);
 }
