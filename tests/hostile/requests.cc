@@ -215,7 +215,7 @@ constexpr Behaviour kBehaviours[] = {
      true},
     {"list_of_other_users_clients", "sees its own", 0, 0, list_of_other_users_clients, true},
     {"more_than_a_user_may_have", "64 requests over four connections", 0, 0,
-     more_than_a_user_may_have},
+     more_than_a_user_may_have, true},
     {"ping_flood", "30,000, as fast as they are answered", 0, 0, ping_flood},
     {"cancel_storm", "399 cancels of one request", 0, 0, cancel_storm},
     {"more_in_flight_than_allowed", "gets \"busy\" for those above", 0, 0,
@@ -224,7 +224,8 @@ constexpr Behaviour kBehaviours[] = {
     {"token_ids_beyond_the_vocabulary", "2^31 - 1", 0, 0, token_ids_beyond_the_vocabulary},
     {"model_that_does_not_exist", "a path as a name", 0, 0, model_that_does_not_exist},
     {"numbers_at_their_ends", "the largest of everything", 0, 0, numbers_at_their_ends},
-    {"leaves_with_everything_in_flight", "five times", 0, 0, leaves_with_everything_in_flight},
+    {"leaves_with_everything_in_flight", "five times", 0, 0, leaves_with_everything_in_flight,
+     true},
     {"asks_and_never_reads", "a thousand statistics", 0, 0, asks_and_never_reads},
     {"reads_one_reply_at_a_time", "five a second", 0, 0, reads_one_reply_at_a_time},
 };
