@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -67,8 +68,10 @@ public:
     const std::string& why_not() const { return why_not_; }
     Path path() const { return directory_ / "objects.xpk"; }
     const std::vector<std::byte>& contents() const { return contents_; }
-    // While no read is in flight.
-    void set_faults(const Faults& faults) { faults_ = faults; }
+    void set_faults(const Faults& faults) {
+        std::lock_guard lock(mutex_);
+        faults_ = faults;
+    }
     uint64_t cut_short() const { return cut_short_; }
 
 private:
@@ -175,17 +178,21 @@ private:
     void answer_read(const Request& request) {
         fuse_read_in in;
         std::memcpy(&in, request.data() + sizeof(fuse_in_header), sizeof in);
-        if (chance(faults_.delay_percent)) {
+        const Faults faults = [this] {
+            std::lock_guard lock(mutex_);
+            return faults_;
+        }();
+        if (chance(faults.delay_percent)) {
             std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
-        const auto bad = static_cast<uint64_t>(faults_.error_at);
-        if (faults_.error_at >= 0 && in.offset <= bad && bad < in.offset + in.size) {
+        const auto bad = static_cast<uint64_t>(faults.error_at);
+        if (faults.error_at >= 0 && in.offset <= bad && bad < in.offset + in.size) {
             return reply(request, EIO, nullptr, 0);
         }
         const uint64_t begin = std::min<uint64_t>(in.offset, contents_.size());
         uint64_t bytes = std::min<uint64_t>(in.size, contents_.size() - begin);
         const uint64_t pages = bytes / kPageBytes;
-        if (pages > 1 && chance(faults_.short_percent)) {
+        if (pages > 1 && chance(faults.short_percent)) {
             bytes = (1 + random_() % (pages - 1)) * kPageBytes;
             ++cut_short_;
         }
@@ -197,6 +204,7 @@ private:
     Path directory_;
     UniqueFd device_;
     std::string why_not_;
+    std::mutex mutex_;
     Faults faults_;
     std::atomic<uint64_t> cut_short_{0};
     std::thread thread_;
