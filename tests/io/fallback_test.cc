@@ -42,7 +42,8 @@ std::string outcome_without(uint32_t system_call, uint32_t error, IoBackendKind 
     EXPECT_EQ(::pipe(ends), 0);
     const pid_t child = ::fork();
     if (child == 0) {
-        const std::string text = deny_system_call(system_call, error) ? outcome(kind, file) : "no seccomp";
+        const bool denied = deny_system_call(system_call, error);
+        const std::string text = denied ? outcome(kind, file) : "no seccomp";
         [[maybe_unused]] const ssize_t written = ::write(ends[1], text.data(), text.size());
         ::_exit(0);
     }
