@@ -9,8 +9,8 @@
 //
 // What users may have of all this is in their accounts (accounts.h). Beyond a limit a request is
 // answered with Failed "busy"; beyond the rate, a user's records stay in their rings until the next
-// look at everything. Requests larger than a record come in memfds over the socket (shm/enclosure.h);
-// they are taken from there when their records' turn comes.
+// look at everything. Requests larger than a record come in memfds over the socket, and wait for
+// their records' turn (shm/enclosure.h).
 //
 // start() makes the thread. begin_drain() and stop() are for any thread.
 #pragma once

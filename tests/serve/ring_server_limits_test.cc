@@ -123,17 +123,6 @@ TEST_F(RingServerTest, AReaderThatComesBackGetsEverything) {
     }
 }
 
-// The reply that ends `id`; others are collected.
-std::optional<shm::Reply> end_of(RawClient& client, std::vector<shm::Reply>* others) {
-    while (auto reply = client.next_reply()) {
-        if (shm::is_terminal(*reply)) {
-            return reply;
-        }
-        others->push_back(*std::move(reply));
-    }
-    return std::nullopt;
-}
-
 // What came of a request that a client did not read for a while.
 struct LateAnswer {
     size_t scored = 0;
