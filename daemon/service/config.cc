@@ -9,9 +9,6 @@
 #include <span>
 #include <vector>
 
-// The configuration is three deep. The parser recurses for every level, and so does freeing what it
-// read, until the stack ends.
-#define TOML_MAX_NESTED_VALUES 16
 #include <toml++/toml.h>
 
 #include "daemon/base/size.h"
@@ -21,9 +18,10 @@ namespace {
 
 // A file of this size holds thousands of models; more is no configuration.
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
-// Each part of a dotted key is a level too, but none that the parser counts. Keys end with their
-// line; a path with this many dots would be a strange one.
-constexpr size_t kMaxDotsPerLine = 64;
+// Each part of a dotted key is a level of tables, which are freed by recursion until the stack ends;
+// the parser's limit of 256 levels counts brackets only. Both together are some 4,000 levels, for
+// which a stack of 8 MiB is enough. Keys end with their line.
+constexpr size_t kMaxDotsPerLine = 32;
 // More would only bury the first ones.
 constexpr size_t kMaxComplaints = 20;
 constexpr size_t kMaxSocketPathBytes = sizeof(sockaddr_un::sun_path) - 1;
@@ -439,11 +437,20 @@ void Reader::read_model(const toml::table& table, DaemonConfig& config) {
 
 Result<void> check_depth(std::string_view toml, const Path& path) {
     size_t line = 1, dots = 0;
+    bool comment = false, blank = true;
     for (const char c : toml) {
         if (c == '\n') {
             ++line;
             dots = 0;
-        } else if (c == '.' && ++dots > kMaxDotsPerLine) {
+            comment = false;
+            blank = true;
+            continue;
+        }
+        if (c != ' ' && c != '\t') {
+            comment = comment || (blank && c == '#');
+            blank = false;
+        }
+        if (c == '.' && !comment && ++dots > kMaxDotsPerLine) {
             return make_error(ErrorCode::kInvalidArgument,
                               "{}:{}: more than {} dots in one line; no key is that deep",
                               path.string(), line, kMaxDotsPerLine);
