@@ -239,7 +239,9 @@ Result<std::vector<TensorInfo>> parse_tensors(HeaderCursor& cursor, uint64_t n_t
 Result<void> place_tensors(std::vector<TensorInfo>& tensors, const GgufFile::File& file) {
     const uint64_t data_bytes = file.bytes > file.data_start ? file.bytes - file.data_start : 0;
     for (TensorInfo& tensor : tensors) {
-        if (tensor.offset > data_bytes || tensor.bytes > data_bytes - tensor.offset) {
+        // Also an empty tensor must not start behind the end, which the data's start may be.
+        if (file.data_start > file.bytes || tensor.offset > data_bytes ||
+            tensor.bytes > data_bytes - tensor.offset) {
             return make_error(ErrorCode::kCorrupt,
                               "tensor {} needs {} bytes at offset {} of the data, which starts at "
                               "{}, but the file ends at {}; it is cut short or damaged",
