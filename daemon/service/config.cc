@@ -18,9 +18,9 @@ namespace {
 
 // A file of this size holds thousands of models; more is no configuration.
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
-// Each part of a dotted key is a level of tables, which are freed by recursion until the stack ends;
-// the parser's limit of 256 levels counts brackets only. Both together are some 4,000 levels, for
-// which a stack of 8 MiB is enough. Keys end with their line.
+// Each part of a dotted key is a level of tables, and these are freed by recursion, until the stack
+// ends; the parser's limit of 256 levels counts brackets only. Both together are some 4,000 levels,
+// for which a stack of 8 MiB is enough. Keys end with their line.
 constexpr size_t kMaxDotsPerLine = 32;
 // More would only bury the first ones.
 constexpr size_t kMaxComplaints = 20;
