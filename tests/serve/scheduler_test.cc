@@ -294,11 +294,11 @@ TEST_F(SchedulerTest, AClientThatLagsIsParkedWhileOthersRun) {
     EXPECT_TRUE(ended_.empty());
     EXPECT_EQ(scheduler_->stats().parked, 1u);
     EXPECT_TRUE(scheduler_->made_progress());
-    // The next one runs, and is parked in its turn; then the limit of parked jobs is reached.
-    scheduler_->submit({2, 2}, request_of(100));
-    scheduler_->submit({3, 3}, request_of(1));
+    // Another of its requests waits behind it; another client's runs, and is parked in its turn.
+    scheduler_->submit({1, 2}, request_of(1));
+    scheduler_->submit({2, 3}, request_of(100));
     pump();
-    EXPECT_THAT(accepted_, ElementsAre(1, 2));
+    EXPECT_THAT(accepted_, ElementsAre(1, 3));
     EXPECT_EQ(scheduler_->stats().parked, 2u);
     for (int n = 0; n < 1000 && !scheduler_->empty(); ++n) {
         settle();
@@ -306,6 +306,26 @@ TEST_F(SchedulerTest, AClientThatLagsIsParkedWhileOthersRun) {
     }
     EXPECT_THAT(terminal_, ::testing::SizeIs(3));
     EXPECT_EQ(end_of<shm::Done>(1).timings.generated_tokens, 100u);
+    EXPECT_EQ(end_of<shm::Done>(3).timings.generated_tokens, 100u);
+}
+
+TEST_F(SchedulerTest, ParkedJobsBeyondTheLimitGiveWayToOneThatWantsToStart) {
+    SchedulerOptions options;
+    options.backlog_limit = 500;
+    options.parked_limit = 1;
+    make({}, options);
+    for (const uint64_t client : {1, 2}) {
+        scheduler_->submit({client, client}, request_of(100));
+        pump();
+    }
+    EXPECT_TRUE(ended_.empty());
+    EXPECT_EQ(scheduler_->stats().parked, 2u);
+    scheduler_->submit({3, 3}, request_of(1));
+    pump();
+    EXPECT_THAT(ended_, ElementsAre(1, 3));
+    EXPECT_EQ(end_of<shm::Cancelled>(1).why, "client_stalled");
+    EXPECT_EQ(end_of<shm::Done>(3).timings.generated_tokens, 1u);
+    EXPECT_EQ(scheduler_->stats().parked, 1u);
 }
 
 TEST_F(SchedulerTest, ProgressIsSeenWhenStepsHappenOrNothingIsToDo) {
