@@ -213,6 +213,7 @@ TEST(Channel, WelcomeCarriesTheOfferAndTheLowerMinor) {
     ServerOffer offer;
     offer.max_in_flight = 5;
     offer.max_context = 77;
+    offer.max_enclosed_bytes = 1000;
     offer.boot_id.fill(0xab);
     const Channels channels(hello, offer);
     const Welcome& welcome = channels.client.welcome;
@@ -222,8 +223,22 @@ TEST(Channel, WelcomeCarriesTheOfferAndTheLowerMinor) {
     EXPECT_EQ(welcome.features, kFeatures);
     EXPECT_EQ(welcome.max_in_flight, 5u);
     EXPECT_EQ(welcome.max_context, 77u);
+    EXPECT_EQ(welcome.max_enclosed_bytes, 1000u);
     EXPECT_EQ(welcome.boot_id[15], 0xab);
     EXPECT_EQ(channels.client.fds.size(), 4u);
+}
+
+TEST(Channel, EnclosuresAreAgreedUponWhenBothSidesTakeThem) {
+    Hello hello;
+    const Channels none(hello, ServerOffer{});  // the daemon takes none
+    EXPECT_EQ(none.client.welcome.features, 0u);
+    EXPECT_EQ(none.client.welcome.max_enclosed_bytes, 0u);
+    hello.features = 0;
+    ServerOffer offer;
+    offer.max_enclosed_bytes = 1000;
+    const Channels old(hello, offer);
+    EXPECT_EQ(old.client.welcome.features, 0u);
+    EXPECT_EQ(old.client.welcome.max_enclosed_bytes, 0u);
 }
 
 // The promise of one writer for each segment, tried in every way that Linux offers.
