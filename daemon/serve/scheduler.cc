@@ -188,6 +188,7 @@ bool Scheduler::run_once() {
             return false;
         }
         if (!job->started) {
+            limit_parked();
             job->started = true;
             job->timings.queued_us = static_cast<uint64_t>(
                 std::chrono::duration_cast<std::chrono::microseconds>(options_.now() -
@@ -234,17 +235,33 @@ void Scheduler::reap() {
 }
 
 Scheduler::Jobs::iterator Scheduler::pick() {
-    size_t parked = 0;
+    std::vector<uint64_t> lagging;
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
         if (!job->started) {
-            return parked <= options_.parked_limit ? job : jobs_.end();
-        }
-        if (!lags(*job)) {
+            if (std::ranges::find(lagging, job->key.client) == lagging.end()) {
+                return job;
+            }
+        } else if (!lags(*job)) {
             return job;
+        } else {
+            lagging.push_back(job->key.client);
         }
-        ++parked;
     }
     return jobs_.end();
+}
+
+// Before another job starts: of those parked, the oldest give way.
+void Scheduler::limit_parked() {
+    auto parked = std::count_if(jobs_.begin(), jobs_.end(),
+                                [this](const Job& job) { return job.started && lags(job); });
+    for (auto job = jobs_.begin(); parked > static_cast<ptrdiff_t>(options_.parked_limit);) {
+        const auto next = std::next(job);
+        if (job->started && lags(*job)) {
+            end(job, shm::Cancelled{"client_stalled", job->timings});
+            --parked;
+        }
+        job = next;
+    }
 }
 
 // The only way out of jobs_, and the only place where a terminal reply of a job is made.

@@ -7,8 +7,9 @@
 //
 // Between two steps of a model (wave boundaries, at the latest every token) the engine thread looks
 // for cancellations, deadlines and clients that lag behind. A job whose client does not take its
-// replies is parked: it keeps its sequence, and later jobs run in the meantime, up to a number of
-// parked jobs. `priority` of a request is carried and not used yet.
+// replies is parked: it keeps its sequence, and jobs of other clients run in the meantime; those of
+// the same client wait. Parked jobs are few, so that who does not read stops nobody else.
+// `priority` of a request is carried and not used yet.
 //
 // Threads: start() makes the engine thread, which calls run_once() for ever; without start() a
 // caller may pump run_once() itself. All other functions are for any thread.
@@ -42,7 +43,8 @@ struct SchedulerOptions {
     // Waiting jobs. A full queue is minutes of work for most models; who comes later is told to try
     // again instead of waiting without knowing.
     size_t queue_limit = 64;
-    // Jobs that keep a sequence in memory although their clients do not read.
+    // Jobs that keep a sequence in memory although their clients do not read. When another job wants
+    // to start, those beyond are cancelled ("client_stalled"), the oldest first.
     size_t parked_limit = 4;
     // Replies of one request that may wait for room in its client's ring: 64 KiB of text is more
     // than a person reads in a quarter of an hour, on top of the ring itself.
@@ -142,6 +144,7 @@ private:
     // With the lock:
     void reap();
     Jobs::iterator pick();
+    void limit_parked();
     void end(Jobs::iterator job, const shm::Reply& reply);
     template <class Condition>
     size_t cancel_if(const std::string& why, Condition condition);
