@@ -159,7 +159,8 @@ XP_API xp_status xp_generate_set_model(xp_generate* request, const char* name);
 
 /* The prompt. The last kind that was set counts: text, tokens and messages replace one another. */
 
-/* A raw prompt: the model's special tokens are recognised, nothing is added. */
+/* A raw prompt: the model's special tokens are recognised. BOS is put in front where the model's
+ * file asks for it and the text does not begin with it; nothing else is added. */
 XP_API xp_status xp_generate_set_text(xp_generate* request, const char* text, size_t length);
 /* A prompt of token ids, each ≥ 0. */
 XP_API xp_status xp_generate_set_tokens(xp_generate* request, const int32_t* ids, size_t count);
@@ -397,8 +398,8 @@ typedef struct xp_client_list {
 /* The clients of this user; of all users, for root and the user that the daemon runs as. */
 XP_API xp_status xp_clients(xp_client* client, int timeout_ms, const xp_client_list** list);
 
-/* Cancels a request that xp_clients() lists, or with request_id 0 all of that client's. It gets its
- * Cancelled event as if its own client had cancelled it. XP_FAILED when there is no such request. */
+/* Cancels a request that xp_clients() lists, or with request_id 0 all of its client. It gets a
+ * Cancelled event as if its own client had cancelled it. XP_FAILED: there is no such request. */
 XP_API xp_status xp_cancel_request(xp_client* client, uint64_t client_id, uint64_t request_id,
                                    int timeout_ms);
 

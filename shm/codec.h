@@ -47,7 +47,7 @@ struct Chat {
     bool thinking = false;
     Effort effort = Effort::kLow;
 };
-struct RawText { std::string text; };             // special tokens recognised, nothing added
+struct RawText { std::string text; };             // special tokens recognised
 struct RawTokens { std::vector<int32_t> ids; };
 
 struct Sampling {

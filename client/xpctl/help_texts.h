@@ -30,7 +30,8 @@ Examples:
 
 inline constexpr char kScoreFooter[] = R"help(
 How likely each token of a text is, given those before it. Nothing predicts the first token,
-and nothing is added to the text: begin it as the model expects texts to begin.
+and nothing is added but BOS where the model's file asks for it: begin the text
+as the model expects texts to begin.
 The nll is the sum of the negative log-probabilities (natural logarithm) of all tokens but the
 first, the perplexity is exp(nll / their number).
 

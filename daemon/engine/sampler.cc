@@ -36,7 +36,7 @@ Result<void> check_sampling(const SamplingOptions& options) {
     XP_CHECK(check(std::isfinite(t) && t >= 0 && t <= 100, "temperature", "from 0 to 100", t));
     XP_CHECK(check(options.top_p > 0 && options.top_p <= 1, "top_p", "above 0 and at most 1",
                    options.top_p));
-    XP_CHECK(check(options.min_p >= 0 && options.min_p < 1, "min_p", "at least 0 and below 1",
+    XP_CHECK(check(options.min_p >= 0 && options.min_p <= 1, "min_p", "from 0 to 1",
                    options.min_p));
     return {};
 }

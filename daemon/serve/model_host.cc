@@ -108,8 +108,12 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
         return std::move(error).with_context("key cache of [[model]], or experts of [cache]");
     }
     served->cache = *std::move(cache);
-    if (const std::string warning = served->cache->warning(); !warning.empty()) {
-        warnings_.push_back(fmt::format("model {}: {}", source.name, warning));
+    std::vector<std::string> warnings = served->tokenizer.warnings();
+    warnings.push_back(served->cache->warning());
+    for (const std::string& warning : warnings) {
+        if (!warning.empty()) {
+            warnings_.push_back(fmt::format("model {}: {}", source.name, warning));
+        }
     }
     XP_TRY(served->model, load_model(*pack, *operators_, *served->cache, model_options));
     served->pack = std::move(pack);

@@ -42,7 +42,7 @@ static_assert(static_cast<int>(ReasoningEffort::kLow) == static_cast<int>(shm::E
 Result<RenderedPrompt> prompt_of(const ServedModel& model, const shm::Generate& request) {
     RenderedPrompt prompt;
     if (const auto* text = std::get_if<shm::RawText>(&request.prompt)) {
-        prompt.tokens = model.tokenizer.encode(text->text, SpecialTokens::kAll);
+        prompt.tokens = model.tokenizer.encode_prompt(text->text);
     } else if (const auto* tokens = std::get_if<shm::RawTokens>(&request.prompt)) {
         prompt.tokens = tokens->ids;
     } else {

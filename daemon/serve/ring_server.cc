@@ -28,6 +28,10 @@ constexpr uint64_t kTimerTag = tag_of(3, kServer);
 constexpr int kRecordsPerTurn = 16;
 constexpr int kEventsPerWait = 64;
 
+// Lines about clients in the log between two looks at everything: enough to understand what goes
+// on, too few for a client to fill a disk by connecting again and again.
+constexpr uint64_t kComplaintsPerLook = 100;
+
 shm::BootId random_boot_id() {
     shm::BootId id{};
     // 16 bytes come whole and without blocking once the kernel's pool is up, which is before any
@@ -252,7 +256,8 @@ void RingServer::greet(Connection& connection) {
     n_clients_.fetch_add(1, std::memory_order_relaxed);
     if (const auto watched = watch(connection.bell(), EPOLLIN, tag_of(connection.id(), kBell));
         !watched) {
-        spdlog::warn("cannot serve {}: {}", connection.describe(), watched.error().message);
+        complain(
+            fmt::format("cannot serve {}: {}", connection.describe(), watched.error().message));
         return close(connection);
     }
     spdlog::debug("{} connected", connection.describe());
@@ -264,7 +269,7 @@ void RingServer::greet(Connection& connection) {
 void RingServer::refuse(Connection& connection, shm::WelcomeStatus status,
                         const std::string& why) {
     ++stats_.refused;
-    spdlog::warn("refused {}: {}", connection.describe(), why);
+    complain(fmt::format("refused {}: {}", connection.describe(), why));
     shm::send_refusal(connection.socket(), status, why);
     close(connection);
 }
@@ -364,8 +369,8 @@ void RingServer::housekeeping() {
         if (const auto since = connection.stalled_since();
             since && now - *since >= options_.stall_limit) {
             ++stats_.stalled;
-            spdlog::warn("closing {}: it has not taken its replies for {} ms",
-                         connection.describe(), options_.stall_limit.count());
+            complain(fmt::format("closing {}: it has not taken its replies for {} ms",
+                                 connection.describe(), options_.stall_limit.count()));
             scheduler_.cancel_client(connection.id(), "client_stalled");
             close(connection);
             continue;
@@ -383,13 +388,25 @@ void RingServer::housekeeping() {
             serve(connection);
         }
     }
+    if (complaints_ > kComplaintsPerLook) {
+        spdlog::warn("{} more complaints about clients in one second were not logged",
+                     complaints_ - kComplaintsPerLook);
+    }
+    complaints_ = 0;
     accept_failed_ = false;
     update_listening();
 }
 
+void RingServer::complain(const std::string& line) {
+    if (complaints_ < kComplaintsPerLook) {
+        spdlog::warn("{}", line);
+    }
+    ++complaints_;
+}
+
 void RingServer::violation(Connection& connection, const std::string& what) {
     ++stats_.violations;
-    spdlog::warn("closing {}: {}", connection.describe(), what);
+    complain(fmt::format("closing {}: {}", connection.describe(), what));
     close(connection);
 }
 

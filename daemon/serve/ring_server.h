@@ -114,6 +114,8 @@ private:
     void deliver_outbox();
     void settle(std::deque<Outgoing> delivered);
     void housekeeping();
+    // A line about a client, unless there have been too many of them lately.
+    void complain(const std::string& line);
     void violation(Connection& connection, const std::string& what);
     void close(Connection& connection);
     RingServerStats stats() const;
@@ -135,6 +137,7 @@ private:
     bool listening_ = false;      // the listener is in epoll
     bool accept_failed_ = false;  // until the next look at everything
     bool draining_ = false;
+    uint64_t complaints_ = 0;     // since the last look at everything
     RingServerStats stats_;
     std::atomic<uint64_t> n_clients_{0};
     std::atomic<bool> drain_requested_{false};

@@ -43,7 +43,7 @@ struct SchedulerOptions {
     // Waiting jobs. A full queue is minutes of work for most models; who comes later is told to try
     // again instead of waiting without knowing.
     size_t queue_limit = 64;
-    // Jobs that keep a sequence in memory although their clients do not read. When another job wants
+    // Jobs that keep a sequence in memory although their clients do not read. When another job is
     // to start, those beyond are cancelled ("client_stalled"), the oldest first.
     size_t parked_limit = 4;
     // Replies of one request that may wait for room in its client's ring: 64 KiB of text is more

@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
     // What the daemon creates is for its user and group, whatever started it.
     ::umask(0027);
     xp::set_up_logging();
-    // In whatever thread it happens: nothing useful can be done then but to say so and be restarted.
+    // In any thread: nothing useful can be done then but to say so and be restarted.
     std::set_new_handler([] {
         constexpr std::string_view kText = "expertpackd: out of memory\n";
         [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText.data(), kText.size());

@@ -60,6 +60,7 @@ TEST(Sampler, CutsKeepWhatTheyPromise) {
     EXPECT_EQ(kept({.top_p = 0.01f}), (std::vector<TokenId>{1}));
     EXPECT_EQ(kept({.min_p = 0.45f}), (std::vector<TokenId>{1, 2, 3}));
     EXPECT_EQ(kept({.min_p = 0.7f}), (std::vector<TokenId>{1, 3}));
+    EXPECT_EQ(kept({.min_p = 1}), (std::vector<TokenId>{1}));
 }
 
 TEST(Sampler, RefusesWorthlessLogits) {
@@ -77,7 +78,7 @@ TEST(Sampler, RefusesOptionsOutOfRange) {
          {SamplingOptions{.temperature = -1}, SamplingOptions{.temperature = NAN},
           SamplingOptions{.top_p = 0}, SamplingOptions{.top_p = 1.5f},
           SamplingOptions{.top_p = NAN}, SamplingOptions{.min_p = -0.1f},
-          SamplingOptions{.min_p = 1}}) {
+          SamplingOptions{.min_p = 1.1f}}) {
         EXPECT_FALSE(check_sampling(bad));
     }
 }

@@ -195,6 +195,18 @@ bool asks_and_never_reads(const std::string& path) {
     return holds(client.still_open());
 }
 
+// As many answers as it may have, without reading one word of them: its ring and what the daemon
+// keeps for it run full, and everybody else is served all the same.
+bool generates_and_never_reads(const std::string& path) {
+    RawClient client = connected(path);
+    for (uint64_t id = 1; id <= client.welcome().max_in_flight; ++id) {
+        if (!holds(client.write(id, shm::Request(endless_request())))) return false;
+    }
+    ::usleep(2'000'000);
+    stand_still();
+    return holds(client.still_open());
+}
+
 bool reads_one_reply_at_a_time(const std::string& path) {
     RawClient client = connected(path);
     for (uint64_t id = 1; id <= 4; ++id) {
@@ -227,6 +239,7 @@ constexpr Behaviour kBehaviours[] = {
     {"leaves_with_everything_in_flight", "five times", 0, 0, leaves_with_everything_in_flight,
      true},
     {"asks_and_never_reads", "a thousand statistics", 0, 0, asks_and_never_reads},
+    {"generates_and_never_reads", "16 endless requests", 0, 0, generates_and_never_reads},
     {"reads_one_reply_at_a_time", "five a second", 0, 0, reads_one_reply_at_a_time},
 };
 
