@@ -3,20 +3,10 @@
 #include <bit>
 #include <cstring>
 
-#include "daemon/gguf/types.h"
+#include "daemon/gguf/block_fields.h"
 
 namespace xp {
 namespace {
-
-// Blocks have odd sizes, so their fields are not aligned.
-template <class T>
-T load(const std::byte* source) {
-    T value;
-    std::memcpy(&value, source, sizeof(value));
-    return value;
-}
-
-float load_half(const std::byte* source) { return half_to_float(load<uint16_t>(source)); }
 
 // The nibbles of 16 bytes are 32 codes: the low ones are elements 0..15, the high ones 16..31.
 int nibble(const std::byte* codes, int element) {
@@ -57,7 +47,7 @@ void dequantise_f16(const std::byte* source, float* destination, uint64_t n) {
 
 void dequantise_bf16(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; ++i) {
-        const uint32_t bits = static_cast<uint32_t>(load<uint16_t>(source + 2 * i)) << 16;
+        const uint32_t bits = static_cast<uint32_t>(load_field<uint16_t>(source + 2 * i)) << 16;
         destination[i] = std::bit_cast<float>(bits);
     }
 }
@@ -87,7 +77,7 @@ void dequantise_q4_1(const std::byte* source, float* destination, uint64_t n) {
 void dequantise_q5_0(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 32, source += 22, destination += 32) {
         const float scale = load_half(source);
-        const uint32_t high = load<uint32_t>(source + 2);
+        const uint32_t high = load_field<uint32_t>(source + 2);
         for (int j = 0; j < 32; ++j) {
             const int code = nibble(source + 6, j) | fifth_bit(high, j);
             destination[j] = scale * static_cast<float>(code - 16);
@@ -100,7 +90,7 @@ void dequantise_q5_1(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 32, source += 24, destination += 32) {
         const float scale = load_half(source);
         const float minimum = load_half(source + 2);
-        const uint32_t high = load<uint32_t>(source + 4);
+        const uint32_t high = load_field<uint32_t>(source + 4);
         for (int j = 0; j < 32; ++j) {
             const int code = nibble(source + 8, j) | fifth_bit(high, j);
             destination[j] = scale * static_cast<float>(code) + minimum;

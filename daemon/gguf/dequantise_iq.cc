@@ -1,11 +1,10 @@
 // The IQ types: codebook entries (or a non-linear table of 16 values) times scales of a 256-element
 // super-block, in groups of 32 elements.
 #include <bit>
-#include <cstring>
 
+#include "daemon/gguf/block_fields.h"
 #include "daemon/gguf/dequantise.h"
 #include "daemon/gguf/iq_grids.h"
-#include "daemon/gguf/types.h"
 
 namespace xp {
 namespace {
@@ -13,15 +12,6 @@ namespace {
 constexpr uint64_t kSuperBlock = 256;
 constexpr int kGroups = 8;  // of 32 elements
 
-template <class T>
-T load(const std::byte* source) {
-    T value;
-    std::memcpy(&value, source, sizeof(value));
-    return value;
-}
-
-float load_half(const std::byte* source) { return half_to_float(load<uint16_t>(source)); }
-int byte_at(const std::byte* source, int i) { return static_cast<int>(source[i]); }
 int nibble_at(const std::byte* source, int i) { return byte_at(source, i / 2) >> 4 * (i % 2) & 15; }
 
 // Eight signs from seven stored ones: the eighth makes the number of minus signs even.
@@ -66,7 +56,7 @@ void dequantise_iq2_xxs(const std::byte* source, float* destination, uint64_t n)
         const float d = load_half(source);
         for (int group = 0; group < kGroups; ++group) {
             const std::byte* indices = source + 2 + 8 * group;
-            const uint32_t word = load<uint32_t>(indices + 4);
+            const uint32_t word = load_field<uint32_t>(indices + 4);
             const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.25f;
             for (int l = 0; l < 4; ++l, destination += 8) {
                 write_signed(kIq2XxsGrid[static_cast<size_t>(indices[l])], scale,
@@ -81,7 +71,7 @@ void dequantise_iq2_xs(const std::byte* source, float* destination, uint64_t n) 
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 74) {
         const float d = load_half(source);
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
-            const uint32_t word = load<uint16_t>(source + 2 + 2 * l);
+            const uint32_t word = load_field<uint16_t>(source + 2 + 2 * l);
             const float step = static_cast<float>(nibble_at(source + 66, l / 2));
             write_signed(kIq2XsGrid[word & 511], d * (0.5f + step) * 0.25f, with_parity(word >> 9),
                          destination);
@@ -109,7 +99,7 @@ void dequantise_iq3_xxs(const std::byte* source, float* destination, uint64_t n)
         const float d = load_half(source);
         for (int group = 0; group < kGroups; ++group) {
             const std::byte* indices = source + 2 + 8 * group;
-            const uint32_t word = load<uint32_t>(source + 66 + 4 * group);
+            const uint32_t word = load_field<uint32_t>(source + 66 + 4 * group);
             const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.5f;
             for (int l = 0; l < 8; ++l, destination += 4) {
                 const int signs = with_parity(word >> 7 * (l / 2) & 127) >> 4 * (l % 2);
@@ -138,7 +128,7 @@ void dequantise_iq1_s(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 50) {
         const float d = load_half(source);
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
-            const int word = load<uint16_t>(source + 34 + 2 * (l / 4));
+            const int word = load_field<uint16_t>(source + 34 + 2 * (l / 4));
             const int high = word >> 3 * (l % 4) & 7;
             const auto index = static_cast<size_t>(byte_at(source + 2, l) | high << 8);
             const float scale = d * static_cast<float>(2 * (word >> 12 & 7) + 1);
@@ -156,7 +146,7 @@ void dequantise_iq1_m(const std::byte* source, float* destination, uint64_t n) {
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
             const int high = nibble_at(source + 32, l);
             const auto index = static_cast<size_t>(byte_at(source, l) | (high & 7) << 8);
-            const int word = load<uint16_t>(source + 48 + 2 * (l / 8));
+            const int word = load_field<uint16_t>(source + 48 + 2 * (l / 8));
             const float scale = d * static_cast<float>(2 * (word >> 3 * (l % 8 / 2) & 7) + 1);
             write_shifted(kIq1Grid[index], scale, high & 8 ? -kIq1Shift : kIq1Shift, destination);
         }
@@ -166,7 +156,7 @@ void dequantise_iq1_m(const std::byte* source, float* destination, uint64_t n) {
 uint16_t iq1_m_scale(const std::byte* block) {
     uint32_t half = 0;
     for (int i = 0; i < 4; ++i) {
-        half |= static_cast<uint32_t>(load<uint16_t>(block + 48 + 2 * i) >> 12) << 4 * i;
+        half |= static_cast<uint32_t>(load_field<uint16_t>(block + 48 + 2 * i) >> 12) << 4 * i;
     }
     return static_cast<uint16_t>(half);
 }
@@ -182,7 +172,7 @@ void dequantise_iq4_nl(const std::byte* source, float* destination, uint64_t n) 
 void dequantise_iq4_xs(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 136) {
         const float d = load_half(source);
-        const int high = load<uint16_t>(source + 2);
+        const int high = load_field<uint16_t>(source + 2);
         for (int group = 0; group < kGroups; ++group, destination += 32) {
             const int scale = nibble_at(source + 4, group) | (high >> 2 * group & 3) << 4;
             write_iq4(source + 8 + 16 * group, d * static_cast<float>(scale - 32), destination);

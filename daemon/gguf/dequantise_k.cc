@@ -1,22 +1,12 @@
 // Super-blocks of 256 elements with scales of their own inside (K-quants), and the ternary types,
 // which share their two-bit layout.
-#include <cstring>
-
+#include "daemon/gguf/block_fields.h"
 #include "daemon/gguf/dequantise.h"
-#include "daemon/gguf/types.h"
 
 namespace xp {
 namespace {
 
 constexpr uint64_t kSuperBlock = 256;
-
-float load_half(const std::byte* source) {
-    uint16_t half;
-    std::memcpy(&half, source, sizeof(half));
-    return half_to_float(half);
-}
-
-int byte_at(const std::byte* source, int i) { return static_cast<int>(source[i]); }
 
 // Two-bit codes: 32 bytes serve 128 elements, bit pair k of byte l is element 32·k + l.
 int two_bits(const std::byte* codes, int element) {

@@ -1,20 +1,12 @@
 #include "daemon/gguf/payload.h"
 
-#include <cstring>
-
 #include <fmt/format.h>
 
+#include "daemon/gguf/block_fields.h"
 #include "daemon/gguf/dequantise.h"
 
 namespace xp {
 namespace {
-
-template <class Word>
-Word load(const std::byte* source) {
-    Word word;
-    std::memcpy(&word, source, sizeof(word));
-    return word;
-}
 
 // The first block whose word at `offset` has all bits of `mask` (a float's exponent) set.
 template <class Word>
@@ -22,7 +14,7 @@ std::optional<uint64_t> find_all_set(std::span<const std::byte> blocks, uint64_t
                                      uint64_t offset, Word mask) {
     const uint64_t n = blocks.size() / block_bytes;
     for (uint64_t i = 0; i < n; ++i) {
-        const Word word = load<Word>(blocks.data() + i * block_bytes + offset);
+        const Word word = load_field<Word>(blocks.data() + i * block_bytes + offset);
         if ((word & mask) == mask) return i;
     }
     return std::nullopt;

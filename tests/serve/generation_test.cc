@@ -12,32 +12,15 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-struct Outcome {
+struct Outcome : scripted::Outcome {
     std::vector<TokenId> ids;
     std::string content;
     std::string reasoning;
-    std::vector<shm::Reply> replies;
-    std::optional<shm::FinishReason> reason;
-    std::optional<Error> error;
-    shm::Timings timings;
 };
 
 Outcome run(ServedModel& model, const shm::Generate& request,
             TaskOptions options = {}) {
-    Outcome outcome;
-    auto generation = Generation::create(model, request, options);
-    if (!generation) {
-        outcome.error = generation.error();
-        return outcome;
-    }
-    for (int n = 0; n < 100'000 && !outcome.reason; ++n) {
-        auto reason = (*generation)->step(&outcome.replies);
-        if (!reason) {
-            outcome.error = reason.error();
-            break;
-        }
-        outcome.reason = *reason;
-    }
+    Outcome outcome{scripted::run_task(model, request, options), {}, {}, {}};
     for (const shm::Reply& reply : outcome.replies) {
         EXPECT_FALSE(shm::is_terminal(reply));
         if (const auto* tokens = std::get_if<shm::Tokens>(&reply)) {
@@ -47,7 +30,6 @@ Outcome run(ServedModel& model, const shm::Generate& request,
                 tokens->text;
         }
     }
-    outcome.timings = (*generation)->timings();
     return outcome;
 }
 

@@ -130,6 +130,25 @@ Script say(std::vector<TokenId> tokens, size_t n_prompt) {
     return script;
 }
 
+Outcome run_task(ServedModel& model, const shm::Generate& request, const TaskOptions& options) {
+    Outcome outcome;
+    auto task = make_task(model, request, options);
+    if (!task) {
+        outcome.error = task.error();
+        return outcome;
+    }
+    for (int n = 0; n < 100'000 && !outcome.reason; ++n) {
+        auto reason = (*task)->step(&outcome.replies);
+        if (!reason) {
+            outcome.error = reason.error();
+            break;
+        }
+        outcome.reason = *reason;
+    }
+    outcome.timings = (*task)->timings();
+    return outcome;
+}
+
 std::vector<TokenId> tokens_of(const std::string& text) {
     return demo_tokenizer().encode(text, SpecialTokens::kAll);
 }

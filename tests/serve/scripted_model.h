@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/serve/model_host.h"
+#include "daemon/serve/task.h"
 
 namespace xp::scripted {
 
@@ -27,6 +28,15 @@ struct Script {
 };
 
 inline constexpr TokenId kEos = 1;
+
+// What came of a task that was run to its end, or to its error.
+struct Outcome {
+    std::vector<shm::Reply> replies;
+    std::optional<shm::FinishReason> reason;
+    std::optional<Error> error;
+    shm::Timings timings;
+};
+Outcome run_task(ServedModel& model, const shm::Generate& request, const TaskOptions& options);
 
 const GgufMetadata& demo_metadata();
 std::unique_ptr<ServedModel> make_served(const std::string& name, Script script);

@@ -17,32 +17,15 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-struct Outcome {
+struct Outcome : scripted::Outcome {
     std::vector<float> logprobs;
     std::vector<TokenId> argmax;
     std::vector<float> logits;
     std::vector<TokenId> ids;
-    std::vector<shm::Reply> replies;
-    std::optional<shm::FinishReason> reason;
-    std::optional<Error> error;
-    shm::Timings timings;
 };
 
 Outcome run(ServedModel& model, const shm::Generate& request, TaskOptions options = {}) {
-    Outcome outcome;
-    auto task = make_task(model, request, options);
-    if (!task) {
-        outcome.error = task.error();
-        return outcome;
-    }
-    for (int n = 0; n < 100'000 && !outcome.reason; ++n) {
-        auto reason = (*task)->step(&outcome.replies);
-        if (!reason) {
-            outcome.error = reason.error();
-            break;
-        }
-        outcome.reason = *reason;
-    }
+    Outcome outcome{scripted::run_task(model, request, options), {}, {}, {}, {}};
     for (const shm::Reply& reply : outcome.replies) {
         EXPECT_FALSE(shm::is_terminal(reply));
         EXPECT_LE(shm::encode_reply(reply).size(), shm::kMinRingBytes / 2 - 16);
@@ -61,7 +44,6 @@ Outcome run(ServedModel& model, const shm::Generate& request, TaskOptions option
             outcome.ids.insert(outcome.ids.end(), tokens->ids.begin(), tokens->ids.end());
         }
     }
-    outcome.timings = (*task)->timings();
     return outcome;
 }
 
