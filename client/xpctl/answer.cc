@@ -90,6 +90,7 @@ std::string Answer::summary() const {
     if (!terminal_) return {};
     const xp_timings& timings = terminal_->timings;
     std::string line = count(timings.generated_tokens, "token");
+    if (terminal_->finish_reason == "length") line += " (cut at the limit)";
     if (decode_rate(timings) > 0) line += fmt::format(", {:.1f} tokens/s", decode_rate(timings));
     line += "; prompt " + count(timings.prompt_tokens, "token");
     if (prompt_rate(timings) > 0) line += fmt::format(", {:.1f} tokens/s", prompt_rate(timings));

@@ -42,7 +42,7 @@ private:
     int talk(LineSource& lines);
     int handle(const ChatMessage& message);
     int command(const std::string& line);
-    int send(const std::string& text);
+    int send(const std::string& text, bool again = true);
     int take(const std::string& text, const RequestEnd& end, bool stopped);
     int fail(const std::string& text, Failure failure);
     bool connect_again(Failure* failure);
@@ -75,7 +75,8 @@ int Chat::talk(LineSource& lines) {
         if (status == InputStatus::kEnd) return kExitOk;
         if (status == InputStatus::kFailed) {
             return report({"io", fmt::format("cannot read standard input: {}",
-                                             errno ? std::strerror(errno) : "too long a line"),
+                                             errno == EMSGSIZE ? "too long a message"
+                                                               : std::strerror(errno)),
                            kExitFailed});
         }
         if (status == InputStatus::kInterrupted) {
@@ -108,7 +109,8 @@ int Chat::command(const std::string& line) {
     return result.send ? send(*result.send) : kExitOk;
 }
 
-int Chat::send(const std::string& text) {
+// `again`: once more where the daemon went away before anything of the answer came.
+int Chat::send(const std::string& text, bool again) {
     state_.unanswered = text;
     expertpack::Generate request;
     state_.conversation.add_to(&request, text);
@@ -140,6 +142,8 @@ int Chat::send(const std::string& text) {
     }
     const bool stopped = interrupted();
     if (stopped) forget_interrupt();
+    const bool empty = state_.last->text().empty() && state_.last->reasoning().empty();
+    if (end.gone && empty && !stopped && again) return send(text, false);
     return take(text, end, stopped);
 }
 

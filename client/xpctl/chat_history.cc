@@ -5,12 +5,14 @@
 #include <cstdlib>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/xpctl/output.h"
 #include "client/xpctl/request.h"
 #include "shm/codec.h"
+#include "shm/fd.h"
 
 namespace xp::ctl {
 namespace {
@@ -20,6 +22,26 @@ bool wanted(std::string_view line) {
            std::none_of(line.begin(), line.end(),
                         [](char c) { return c == '\n' || c == '\0'; }) &&
            shm::is_valid_utf8(line);
+}
+
+// The file that has the name now, locked: whoever cuts it gives the name to another.
+shm::Fd open_locked(const std::string& path) {
+    for (int attempt = 0; attempt < 10; ++attempt) {
+        // O_NONBLOCK: a FIFO of that name must not stop the chat.
+        shm::Fd file(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK,
+                            0600));
+        struct stat held {};
+        struct stat named {};
+        if (!file || ::fstat(file.get(), &held) != 0 || !S_ISREG(held.st_mode) ||
+            ::flock(file.get(), LOCK_EX) != 0) {
+            return {};
+        }
+        if (::stat(path.c_str(), &named) == 0 && named.st_ino == held.st_ino &&
+            named.st_dev == held.st_dev) {
+            return file;
+        }
+    }
+    return {};
 }
 
 void make_folders(const std::string& path) {
@@ -43,25 +65,28 @@ std::string ChatHistory::default_path() {
 ChatHistory::ChatHistory(const std::string& path) {
     if (path.empty()) return;
     make_folders(path);
-    // O_NONBLOCK: a FIFO of that name must not stop the chat.
-    file_.reset(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
-    struct stat status {};
-    if (file_ && ::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode)) {
-        load(path);
-    } else {
-        file_.reset();
-    }
+    // The file itself, where the name is a link to it: cutting replaces the file.
+    char* real = ::realpath(path.c_str(), nullptr);
+    path_ = real ? real : path;
+    std::free(real);
+    load();
 }
 
 void ChatHistory::append(std::string_view line) {
-    if (!file_ || !wanted(line)) return;
-    // One write, so that lines of several chats do not mix. A full disk costs the line.
-    (void)write_all(file_.get(), std::string(line) + "\n");
+    if (path_.empty() || !wanted(line)) return;
+    const shm::Fd file = open_locked(path_);
+    // A full disk costs the line.
+    if (file) (void)write_all(file.get(), std::string(line) + "\n");
 }
 
-void ChatHistory::load(const std::string& path) {
+void ChatHistory::load() {
+    const shm::Fd file = open_locked(path_);
+    if (!file) {
+        path_.clear();
+        return;
+    }
     Failure ignored;
-    const std::optional<std::string> text = read_input(file_.get(), path, &ignored);
+    const std::optional<std::string> text = read_input(file.get(), path_, &ignored);
     if (!text) return;
     std::string_view rest = *text;
     size_t in_file = 0;
@@ -74,19 +99,18 @@ void ChatHistory::load(const std::string& path) {
     if (lines_.size() > kHistoryLines) {
         lines_.erase(lines_.begin(), lines_.end() - static_cast<ptrdiff_t>(kHistoryLines));
     }
-    if (in_file > lines_.size()) cut(path);
+    if (in_file > lines_.size()) cut();
 }
 
-void ChatHistory::cut(const std::string& path) {
+// With the file locked, so that no line of another chat comes in between.
+void ChatHistory::cut() const {
     std::string text;
     for (const std::string& line : lines_) text += line + "\n";
-    std::string temporary = path + ".XXXXXX";
-    shm::Fd fd(::mkostemp(temporary.data(), O_APPEND | O_CLOEXEC));
+    std::string temporary = path_ + ".XXXXXX";
+    const shm::Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));
     if (!fd) return;
-    if (write_all(fd.get(), text) == WriteStatus::kOk &&
-        ::rename(temporary.c_str(), path.c_str()) == 0) {
-        file_ = std::move(fd);
-    } else {
+    if (write_all(fd.get(), text) != WriteStatus::kOk ||
+        ::rename(temporary.c_str(), path_.c_str()) != 0) {
         ::unlink(temporary.c_str());
     }
 }

@@ -2,15 +2,13 @@
 // first, in $XDG_STATE_HOME/expertpack/chat_history, readable by its owner only.
 //
 // Lines are appended as they are typed, so that chats in several terminals share the file and a
-// crash loses nothing; it is cut to the newest lines when a chat begins. Errors are no reason not
-// to chat: there is no history then.
+// crash loses nothing; it is cut to the newest lines when a chat begins. Both lock it.
+// Errors are no reason not to chat: there is no history then.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "shm/fd.h"
 
 namespace xp::ctl {
 
@@ -30,10 +28,10 @@ public:
     void append(std::string_view line);
 
 private:
-    void load(const std::string& path);
-    void cut(const std::string& path);
+    void load();
+    void cut() const;
 
-    shm::Fd file_;
+    std::string path_;                // "": no file
     std::vector<std::string> lines_;  // as they were at the beginning
 };
 

@@ -1,5 +1,6 @@
 #include "client/xpctl/chat_input.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <clocale>
 #include <csignal>
@@ -9,6 +10,7 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <poll.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "client/xpctl/interrupt.h"
@@ -22,16 +24,21 @@ constexpr char kPrompt[] = "> ";
 constexpr char kMorePrompt[] = ". ";
 constexpr std::string_view kQuotes = "\"\"\"";
 
-// Waits for a byte or Ctrl-C. 1: a byte; 0: the end; -1: errno says what, EINTR for Ctrl-C or
+InputStatus too_long() {
+    errno = EMSGSIZE;
+    return InputStatus::kFailed;
+}
+
+// Waits for bytes or Ctrl-C. How many came; 0: the end; -1: errno says what, EINTR for Ctrl-C or
 // another signal.
-int read_byte(int fd, char* byte) {
+ssize_t read_some(int fd, char* bytes, size_t most) {
     pollfd fds[] = {{fd, POLLIN, 0}, {interrupt_fd(), POLLIN, 0}};
     if (::poll(fds, std::size(fds), -1) < 0) return -1;
     if (interrupted()) {
         errno = EINTR;
         return -1;
     }
-    return static_cast<int>(::read(fd, byte, 1));
+    return ::read(fd, bytes, most);
 }
 
 class PlainLines : public LineSource {
@@ -41,28 +48,44 @@ public:
     InputStatus read(const char* prompt, std::string* line) override {
         line->clear();
         if (show_prompt_) (void)write_all(STDERR_FILENO, prompt);
-        // Byte by byte: what follows the line stays for whoever reads the pipe after us.
         for (;;) {
-            char byte;
-            const int n = read_byte(fd_, &byte);
+            const size_t end = buffer_.find('\n', next_);
+            line->append(buffer_, next_, end - next_);
+            if (line->size() >= kMaxInputBytes) return too_long();
+            if (end != std::string::npos) {
+                next_ = end + 1;
+                return InputStatus::kOk;
+            }
+            buffer_.resize(64 << 10);
+            next_ = 0;
+            const ssize_t n = read_some(fd_, buffer_.data(), buffer_.size());
+            buffer_.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
             if (n < 0 && errno == EINTR) {
                 if (interrupted()) return InputStatus::kInterrupted;
                 continue;
             }
-            if (n < 0 || line->size() >= kMaxInputBytes) return InputStatus::kFailed;
+            if (n < 0) return InputStatus::kFailed;
             if (n == 0) return line->empty() ? InputStatus::kEnd : InputStatus::kOk;
-            if (byte == '\n') return InputStatus::kOk;
-            *line += byte;
         }
     }
 
 private:
     int fd_;
     bool show_prompt_;
+    std::string buffer_;
+    size_t next_ = 0;  // of the buffer, not given out
 };
 
 volatile std::sig_atomic_t g_resized = 0;
 extern "C" void on_resize(int) { g_resized = 1; }
+
+// The terminal as it was, for the shell that a signal gives it back to.
+termios g_terminal;
+extern "C" void on_end(int signal) {
+    ::tcsetattr(STDIN_FILENO, TCSANOW, &g_terminal);
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+}
 
 class EditedLines : public LineSource {
 public:
@@ -87,6 +110,10 @@ public:
         struct sigaction action = {};
         action.sa_handler = on_resize;
         ::sigaction(SIGWINCH, &action, nullptr);
+        action.sa_handler = on_end;
+        if (::tcgetattr(STDIN_FILENO, &g_terminal) == 0) {
+            for (const int signal : {SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+        }
     }
 
     ~EditedLines() override {
@@ -115,7 +142,7 @@ public:
         }
         line->assign(text);
         while (line->ends_with('\n') || line->ends_with('\r')) line->pop_back();
-        if (line->size() >= kMaxInputBytes) return InputStatus::kFailed;
+        if (line->size() >= kMaxInputBytes) return too_long();
         remember(*line);
         return InputStatus::kOk;
     }
@@ -158,7 +185,7 @@ private:
     static int get_character(EditLine* editor, wchar_t* character) {
         char byte;
         for (;;) {
-            const int n = read_byte(STDIN_FILENO, &byte);
+            const ssize_t n = read_some(STDIN_FILENO, &byte, 1);
             if (n > 0) break;
             if (n == 0) return 0;
             if (errno != EINTR || interrupted()) return -1;
@@ -172,7 +199,7 @@ private:
                          : lead >= 0xc2 && lead < 0xe0 ? 1 : 0;
         uint32_t value = more == 0 ? lead : lead & (0x3fu >> more);
         for (int i = 0; i < more; ++i) {
-            if (read_byte(STDIN_FILENO, &byte) <= 0) return -1;
+            if (read_some(STDIN_FILENO, &byte, 1) <= 0) return -1;
             if ((static_cast<unsigned char>(byte) & 0xc0) != 0x80) {
                 value = 0xfffd;
                 break;
@@ -198,7 +225,7 @@ InputStatus read_block(LineSource& lines, std::string* text) {
         const InputStatus status = lines.read(kMorePrompt, &line);
         if (status == InputStatus::kEnd) return InputStatus::kOk;
         if (status != InputStatus::kOk) return status;
-        if (text->size() + line.size() > kMaxInputBytes) return InputStatus::kFailed;
+        if (text->size() + line.size() > kMaxInputBytes) return too_long();
         *text += (first ? "" : "\n") + line;
     }
     text->resize(text->size() - kQuotes.size());
@@ -232,7 +259,7 @@ InputStatus read_message(LineSource& lines, ChatMessage* message) {
         status = lines.read(kMorePrompt, &line);
         if (status == InputStatus::kEnd) break;
         if (status != InputStatus::kOk) return status;
-        if (message->text.size() + line.size() > kMaxInputBytes) return InputStatus::kFailed;
+        if (message->text.size() + line.size() > kMaxInputBytes) return too_long();
         message->text += "\n" + line;
     }
     return InputStatus::kOk;

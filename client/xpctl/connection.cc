@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <grp.h>
+#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,17 +42,34 @@ std::string group_name(gid_t gid) {
     return fmt::format("{}", gid);
 }
 
-// Where the socket exists and this user may not write to it: which group may. "" otherwise.
-std::string group_advice(const std::string& path) {
+std::string user_name(uid_t uid) {
+    std::vector<char> buffer(16 << 10);
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) {
+        return found->pw_name;
+    }
+    return fmt::format("{}", uid);
+}
+
+// Where the socket may exist and this user has no access to it: who can change that. "" otherwise.
+// Joining root's group is nobody's advice, and no help where the group has no access either.
+std::string access_advice(const std::string& path) {
     if (::access(path.c_str(), W_OK) == 0 || errno != EACCES) return {};
     struct stat status {};
     std::string what = "the socket";
+    mode_t needed = S_IWGRP;
     if (::stat(path.c_str(), &status) != 0) {
         const size_t slash = path.rfind('/');
         const std::string folder = slash == 0 || slash == std::string::npos ? "."
                                                                             : path.substr(0, slash);
         if (::stat(folder.c_str(), &status) != 0) return {};
         what = folder;
+        needed = S_IXGRP;
+    }
+    if (status.st_gid == 0 || (status.st_mode & needed) == 0) {
+        return fmt::format("{} is for user {} alone: the daemon there is not run as a service for "
+                           "others", what, user_name(status.st_uid));
     }
     const std::string group = group_name(status.st_gid);
     return fmt::format("{0} is open to members of group {1}: 'sudo usermod -aG {1} $USER' makes "
@@ -87,11 +105,15 @@ bool try_connect(expertpack::Client& client, const Options& options, Failure* fa
     std::string why = status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
     if (why.find(path) == std::string::npos) why = path + ": " + why;
     if (status == XP_UNAVAILABLE) {
-        const std::string advice = group_advice(path);
+        const std::string advice = access_advice(path);
         why += "; " + (advice.empty() ? "'systemctl start expertpackd' starts the daemon, --socket "
                                         "or EXPERTPACK_SOCKET name another socket" : advice);
     }
     *failure = {xp_status_name(status), why, exit_code_of(status)};
+    // A full house has room again when somebody has gone.
+    if (status == XP_REFUSED && why.find("(too_many_clients)") != std::string::npos) {
+        failure->exit_code = kExitTryAgain;
+    }
     return false;
 }
 
@@ -110,6 +132,12 @@ int connect_for_requests(expertpack::Client& client, const Options& options) {
 Failure failure_of(const expertpack::Client& client, xp_status status, const char* what) {
     const std::string why =
         status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
+    // The text of a question that the daemon declined ends with the code of its error.
+    const size_t code = why.rfind('(');
+    if (status == XP_FAILED && code != std::string::npos && why.ends_with(')')) {
+        return {why.substr(code + 1, why.size() - code - 2),
+                fmt::format("{}: {}", what, why), exit_code_of(status)};
+    }
     return {xp_status_name(status),
             fmt::format("{}: {}", what, why.empty() ? xp_status_name(status) : why),
             exit_code_of(status)};

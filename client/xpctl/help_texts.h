@@ -14,7 +14,8 @@ Environment:
 Results go to standard output, messages to standard error. With --json a result is JSON, and
 the reason of a failure is one object on standard error:
   {"error":{"code":"busy","message":"..."}}
-so that standard output holds a result or nothing. A wrong command line is told in words.
+Standard output holds a result or nothing; of a cancelled request, the result so far. A wrong
+command line is told in words.
 
 Exit status: 0 ok, 1 failed, 2 wrong usage, 69 no daemon answers, 75 daemon busy (try
 again), 130 interrupted.
@@ -101,16 +102,14 @@ On a terminal: lines can be edited, and come back with the arrow keys. A line th
 \ goes on in the next one, and """ begins and ends a text of several lines. Ctrl-C stops an
 answer and keeps what came of it; Ctrl-D or /quit ends. /help lists the commands.
 
-When standard input is no terminal, each line of it is a message, only the answers are
-printed, and the first message that cannot be answered ends the chat.
+When standard input is no terminal, messages are read from it in the same way, only the
+answers are printed, and the first message that cannot be answered ends the chat.
 
 Lines typed are kept in $XDG_STATE_HOME/expertpack/chat_history (~/.local/state by default),
 readable by their owner only. Conversations are not kept, unless saved with /save.
 
 Examples:
   xpctl chat --system 'Answer in one sentence.' --temperature 0.6
-  printf 'My name is Ada.\
-What is my name?\
-' | xpctl chat)help";
+  printf '%s\n' 'What is 17 + 25?' 'What day comes after Wednesday?' | xpctl chat)help";
 
 }  // namespace xp::ctl

@@ -48,6 +48,8 @@ int main(int argc, char** argv) {
     if (!occupy_standard_descriptors()) return xp::ctl::kExitFailed;
     // A reader that goes away is noticed at the write, so that the request can be cancelled.
     std::signal(SIGPIPE, SIG_IGN);
+    // A limit on file sizes, which counts for shared memory too, is an error to be told.
+    std::signal(SIGXFSZ, SIG_IGN);
     const auto parsed = xp::ctl::parse_options(argc, argv);
     if (const auto* help = std::get_if<xp::ctl::HelpText>(&parsed)) {
         return xp::ctl::print_result(help->text);

@@ -110,6 +110,7 @@ Parser::Parser() {
 
 CLI::App* Parser::add(const char* name, Command command, const char* help) {
     CLI::App* added = app_.add_subcommand(name, help)->group("Commands");
+    added->footer("");  // not its parent's
     commands_[added] = command;
     names_.push_back(name);
     return added;

@@ -88,9 +88,9 @@ RequestEnd RequestLoop::end_of(const xp_event& event) const {
         const std::string why = code == "shutdown"         ? "the daemon is shutting down"
                                 : code == "deadline"       ? "its deadline has passed"
                                 : code == "client_stalled" ? "its output was not taken in time"
-                                : code == "client"         ? "somebody asked for it"
+                                : code == "client"         ? "another program asked for it"
                                                            : code;
-        end.failure = {code, "the daemon cancelled the request: " + why, kExitFailed};
+        end.failure = {"cancelled", "the daemon cancelled the request: " + why, kExitFailed};
     } else {
         end.kind = RequestEnd::Kind::kFailed;
         end.gone = code == "daemon_gone";

@@ -144,4 +144,13 @@ Result<void> write_file_atomic(const Path& path, std::string_view contents) {
     return sync_directory(path.parent_path());
 }
 
+bool occupy_standard_descriptors() {
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (::fcntl(fd, F_GETFD) != -1) continue;
+        // Opened for the other direction: reading or writing it fails as it would have.
+        if (::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) return false;
+    }
+    return true;
+}
+
 }  // namespace xp

@@ -54,6 +54,10 @@ Result<std::string> read_text_file(const Path& path, uint64_t limit_bytes);
 Result<void> sync_file(int fd, const Path& path);
 Result<void> sync_directory(const Path& path);
 
+// Were one of the three standard descriptors closed, the next file opened would get its number, and
+// messages would be written into it: /dev/null takes the place. False when that fails.
+bool occupy_standard_descriptors();
+
 // Replaces `path` so that a crash leaves the old or the new contents, never a mixture:
 // PATH.tmp, fsync, rename, fsync of the directory.
 Result<void> write_file_atomic(const Path& path, std::string_view contents);

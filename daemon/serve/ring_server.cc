@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 
 #include <spdlog/spdlog.h>
 #include <sys/epoll.h>
@@ -142,10 +143,19 @@ void RingServer::handle(uint64_t tag, uint32_t events) {
     if (found == connections_.end()) {
         return;
     }
-    if ((tag & 3) == kBell) {
-        serve(found->second);
-    } else {
-        handle_socket(found->second, events);
+    try {
+        if ((tag & 3) == kBell) {
+            serve(found->second);
+        } else {
+            handle_socket(found->second, events);
+        }
+    } catch (const std::bad_alloc&) {
+        // Others may still have what this client asked for too much of.
+        if (const auto left = connections_.find(tag >> 2); left != connections_.end()) {
+            complain(fmt::format("closing {}: no memory for what it asks",
+                                 left->second.describe()));
+            close(left->second);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 #include "daemon/serve/scheduler.h"
 
 #include <algorithm>
+#include <new>
 
 namespace xp {
 namespace {
@@ -295,7 +296,14 @@ std::optional<SchedulerOptions::Clock::time_point> Scheduler::next_deadline() co
 }
 
 void Scheduler::advance(Jobs::iterator job) {
-    const auto reason = work_on(*job);
+    Result<std::optional<shm::FinishReason>> reason = std::optional<shm::FinishReason>();
+    try {
+        reason = work_on(*job);
+    } catch (const std::bad_alloc&) {
+        // What the request made is its own, and goes with it.
+        reason = make_error(ErrorCode::kNoMemory, "there is not enough memory for this request; "
+                            "try again when others have ended, or make it smaller");
+    }
     const std::lock_guard lock(mutex_);
     if (job->task) {
         const uint64_t queued_us = job->timings.queued_us;

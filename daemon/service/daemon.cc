@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <thread>
 
@@ -86,6 +87,24 @@ Result<UniqueFd> block_signals() {
     return fd;
 }
 
+// The soft limit is often 1024, and a service may use what the hard one allows.
+void raise_descriptor_limit(uint64_t clients) {
+    constexpr uint64_t kOwn = 64;        // packs, rings of io_uring, logs
+    constexpr uint64_t kPerClient = 5;   // see UserLimits
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return;
+    }
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    const uint64_t needed = kOwn + kPerClient * clients;
+    if (limit.rlim_max < needed) {
+        spdlog::warn("the limit on open files is {}, {} clients may need {}: raise it "
+                     "(LimitNOFILE= of the unit, ulimit -n), or lower [limits] clients",
+                     limit.rlim_max, clients, needed);
+    }
+}
+
 Result<void> make_directory(const Path& path, const char* key) {
     std::error_code code;
     std::filesystem::create_directories(path, code);
@@ -109,6 +128,7 @@ Result<UniqueFd> naming_key(Result<UniqueFd> result, const char* key) {
 
 Result<void> Control::start() {
     XP_TRY(signals_, block_signals());
+    raise_descriptor_limit(config_.server.clients);
     XP_CHECK(take_locks());
     XP_CHECK(load_models());
     for (const auto& model : host_->models()) {

@@ -1,19 +1,21 @@
 // expertpackd --config FILE: the daemon, in the foreground.
 
+#include <csignal>
 #include <cstdio>
-#include <new>
-#include <string_view>
 #include <system_error>
 
 #include <CLI/CLI.hpp>
 #include <sys/stat.h>
-#include <unistd.h>
 
+#include "daemon/base/file.h"
 #include "daemon/service/config.h"
 #include "daemon/service/daemon.h"
 #include "daemon/service/logging.h"
 
 int main(int argc, char** argv) {
+    if (!xp::occupy_standard_descriptors()) return xp::kExitFailed;
+    // A limit on file sizes, which counts for shared memory too, is an error to be told.
+    std::signal(SIGXFSZ, SIG_IGN);
     CLI::App app{"Serves mixture-of-experts models from expert packs to local programs."};
     app.name("expertpackd");
     std::string config_path = xp::kDefaultConfigPath;
@@ -40,12 +42,6 @@ int main(int argc, char** argv) {
     // What the daemon creates is for its user and group, whatever started it.
     ::umask(0027);
     xp::set_up_logging();
-    // In any thread: nothing useful can be done then but to say so and be restarted.
-    std::set_new_handler([] {
-        constexpr std::string_view kText = "expertpackd: out of memory\n";
-        [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText.data(), kText.size());
-        ::_exit(xp::kExitFailed);
-    });
     try {
         return xp::run_daemon(*config);
     } catch (const std::system_error& error) {  // a thread could not be started

@@ -112,6 +112,20 @@ TEST(ConfinedTest, NoLockedMemoryAtAllIsEnoughToo) {
     expect_golden(client);
 }
 
+// The limit counts for shared memory, too.
+TEST(ConfinedTest, ALimitOnFileSizesIsToldToClientsAndDoesNotEndTheDaemon) {
+    ConfinedDaemon daemon({"--file-size", "100"});
+    expertpack::Client client("confined");
+    xp_status status = XP_UNAVAILABLE;
+    while (status == XP_UNAVAILABLE && daemon.process().running()) {
+        status = client.connect(daemon.socket().c_str(), kWaitMs);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(status, XP_REFUSED) << daemon.process().output();
+    EXPECT_THAT(client.error(), HasSubstr("File too large"));
+    EXPECT_TRUE(daemon.process().running());
+}
+
 TEST(ConfinedTest, AReadOnlyStateDirectoryIsNamedWithItsKey) {
     ConfinedDaemon daemon({"--read-only", "STATE"});
     const int code = daemon.process().wait();

@@ -185,8 +185,14 @@ TEST_P(Hostile, CostsTheOffenderWhatItShouldAndNobodyElseAnything) {
     const auto lines = log();
     const std::vector<std::string> news(lines.begin() + static_cast<ptrdiff_t>(log_before),
                                         lines.end());
-    EXPECT_EQ(news.size(), new_violations + new_refusals)
-        << ::testing::PrintToString(news);
+    // Of very many offences a second the daemon logs the first hundred, and how many came after.
+    const uint64_t offences = new_violations + new_refusals;
+    if (offences <= 100) {
+        EXPECT_EQ(news.size(), offences) << ::testing::PrintToString(news);
+    } else {
+        EXPECT_GE(news.size(), 100u);
+        EXPECT_LE(news.size(), offences);
+    }
     for (const std::string& line : news) {
         EXPECT_TRUE(std::all_of(line.begin(), line.end(),
                                 [](char c) { return c >= ' ' && c <= '~'; }))

@@ -129,6 +129,21 @@ TEST_F(Program, PrintsVersionAndHelpOnStdout) {
     EXPECT_THAT(outcome.out, HasSubstr("--stripe"));
 }
 
+TEST_F(Program, AResultThatCannotBeWrittenIsAFailure) {
+    ASSERT_EQ(run({"build", kTinyModel, pack_}).status, 0);
+    std::filesystem::remove(scratch_ / "out");
+    std::filesystem::create_symlink("/dev/full", scratch_ / "out");
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"info", pack_}, {"info", pack_, "--json"}, {"verify", pack_}}) {
+        const pid_t child = start(command);
+        int status = 0;
+        ASSERT_EQ(::waitpid(child, &status, 0), child);
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << command[0] << " " << status;
+        EXPECT_THAT(read_bytes(scratch_ / "err"), HasSubstr("No space left on device"));
+    }
+    std::filesystem::remove(scratch_ / "out");
+}
+
 TEST_F(Program, StopsOnSignalsAndGoesOnLater) {
     for (const int signal_number : {SIGINT, SIGTERM}) {
         bool stopped = false;

@@ -1,10 +1,14 @@
 // xp-pack: builds expert packs from GGUF files, shows what is in them and checks them.
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
+#include "daemon/base/file.h"
 #include "daemon/base/size.h"
 #include "tools/pack/command.h"
 
@@ -111,4 +115,20 @@ int report_error(const Error& error) {
 
 }  // namespace xp
 
-int main(int argc, char** argv) { return xp::run(argc, argv); }
+int main(int argc, char** argv) {
+    if (!xp::occupy_standard_descriptors()) return xp::kExitFailed;
+    int code = xp::kExitFailed;
+    try {
+        code = xp::run(argc, argv);
+    } catch (const std::system_error& error) {  // of the output, or a thread that did not start
+        std::fprintf(stderr, "xp-pack: %s\n", error.what());
+        return xp::kExitFailed;
+    }
+    // A result that nobody got is no success.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+        std::fprintf(stderr, "xp-pack: cannot write to standard output: %s\n",
+                     std::strerror(errno));
+        return code == xp::kExitOk ? xp::kExitFailed : code;
+    }
+    return code;
+}

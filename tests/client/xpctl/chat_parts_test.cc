@@ -111,6 +111,29 @@ CommandResult run(const char* line, ChatState* state) {
     });
 }
 
+// Every chat that begins cuts a long file, which then is another file.
+TEST(ChatHistoryTest, loses_no_line_when_another_chat_cuts_the_file) {
+    const std::string path = ::testing::TempDir() + "xpctl_history_cut";
+    const std::string link = path + "_link";
+    std::filesystem::remove(link);
+    {
+        std::ofstream file(path);
+        for (size_t i = 0; i < 2 * kHistoryLines; ++i) file << "line " << i << "\n";
+    }
+    std::filesystem::create_symlink(path, link);
+    ChatHistory first(link);
+    first.append("one");
+    ChatHistory second(link);
+    first.append("two");
+    second.append("three");
+    const std::vector<std::string> lines = ChatHistory(path).lines();
+    EXPECT_THAT(std::vector(lines.end() - 3, lines.end()),
+                ::testing::ElementsAre("one", "two", "three"));
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
+    std::filesystem::remove(link);
+    std::filesystem::remove(path);
+}
+
 TEST(ChatCommandTest, settings_are_taken_or_left_as_they_were) {
     ChatState state;
     for (const char* good : {"/set temperature 0.5", "/set top_p 0.9", "/set min_p 0",

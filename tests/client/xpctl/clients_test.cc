@@ -101,6 +101,7 @@ TEST(ClientsTest, cancel_tries_all_that_are_named) {
     EXPECT_EQ(json.status, 1);
     EXPECT_EQ(Json::parse(json.out).at("cancelled"), Json({"3"}));
     EXPECT_EQ(Json::parse(json.out).at("failed").at(0).at("id"), "4.1");
+    EXPECT_EQ(Json::parse(json.out).at("failed").at(0).at("code"), "not_found");
 }
 
 TEST(ClientsTest, what_is_no_request_is_wrong_usage) {
