@@ -95,9 +95,14 @@ protected:
 
     // Types a message and waits for its answer and the next prompt.
     static void say(Program& program, const std::string& text, const std::string& answer) {
-        program.type(text + "\n");
+        program.type_to_editor(text + "\n");
         EXPECT_TRUE(program.wait_for_new_output(answer)) << text;
         EXPECT_TRUE(program.wait_for_output("\n> ")) << text;
+    }
+
+    static int end_of(Program& program) {
+        program.type_to_editor("\x04");
+        return program.wait().status;
     }
 
     std::string folder_;
@@ -110,8 +115,7 @@ TEST_F(ChatTest, each_message_is_sent_with_all_before_it_and_ctrl_d_ends) {
     ASSERT_TRUE(program.wait_for_output("> "));
     say(program, "hello", "re: hello\n");
     say(program, "again", "re: again\n");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(0), ElementsAre("system:Be brief.", "user:hello"));
     EXPECT_THAT(companion.messages(1), ElementsAre("system:Be brief.", "user:hello",
                                                    "assistant:re: hello", "user:again"));
@@ -126,13 +130,13 @@ TEST_F(ChatTest, ctrl_c_stops_an_answer_and_keeps_what_came) {
     FakeDaemon daemon(std::ref(companion));
     Program program({"chat"}, terminal(daemon));
     ASSERT_TRUE(program.wait_for_output("> "));
-    program.type("long\n");
+    program.type_to_editor("long\n");
     ASSERT_TRUE(program.wait_for_new_output("a part"));
     program.type("\x03");
     ASSERT_TRUE(program.wait_for_output("(stopped"));
     ASSERT_TRUE(program.wait_for_output("> "));
     say(program, "next", "re: next\n");
-    program.type("/quit\n");
+    program.type_to_editor("/quit\n");
     EXPECT_EQ(program.wait().status, 0);
     EXPECT_THAT(companion.messages(1), ElementsAre("user:long", "assistant:a part", "user:next"));
 }
@@ -142,14 +146,13 @@ TEST_F(ChatTest, ctrl_c_at_the_prompt_drops_the_line) {
     FakeDaemon daemon(std::ref(companion));
     Program program({"chat"}, terminal(daemon));
     ASSERT_TRUE(program.wait_for_output("> "));
-    program.type("unwanted");
+    program.type_to_editor("unwanted");
     ASSERT_TRUE(program.wait_for_output("unwanted"));
     program.type("\x03");
     ASSERT_TRUE(program.wait_for_new_output("Ctrl-D or /quit"));
     ASSERT_TRUE(program.wait_for_output("> "));
     say(program, "wanted", "re: wanted\n");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(0), ElementsAre("user:wanted"));
 }
 
@@ -169,8 +172,7 @@ TEST_F(ChatTest, a_message_that_fails_is_no_turn_and_can_be_sent_again) {
     say(program, "/retry", "re: flaky\n");
     say(program, "/undo", "1 left");
     say(program, "last", "re: last\n");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(2), ElementsAre("user:first", "assistant:re: first",
                                                    "user:flaky"));
     EXPECT_THAT(companion.messages(3), ElementsAre("user:first", "assistant:re: first",
@@ -188,8 +190,7 @@ TEST_F(ChatTest, any_unicode_comes_through_the_editor) {
     say(program, text, "re: h\u00e9");
     // Backspace takes one character back, however many bytes it has.
     say(program, "\u6f22\U0001f680\x7fz", "re: \u6f22z\n");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(0), ElementsAre("user:" + text));
 }
 
@@ -203,11 +204,10 @@ TEST_F(ChatTest, escape_sequences_of_the_model_do_not_reach_the_terminal) {
     setup.environment["NO_COLOR"] = "1";
     Program program({"chat"}, setup);
     ASSERT_TRUE(program.wait_for_output("> "));
-    program.type("x\n");
+    program.type_to_editor("x\n");
     ASSERT_TRUE(program.wait_for_new_output("think[2J\na]0;titleb1m\n"));
-    ASSERT_TRUE(program.wait_for_output("\n> "));  // Ctrl-D before it would be lost
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    ASSERT_TRUE(program.wait_for_output("\n> "));
+    EXPECT_EQ(end_of(program), 0);
     // The conversation keeps what the model said.
     EXPECT_EQ(companion.messages(0).size(), 1u);
 }
@@ -219,12 +219,11 @@ TEST_F(ChatTest, a_daemon_that_restarts_between_two_turns_is_connected_to_again)
     Program program({"chat"}, terminal(daemon));
     ASSERT_TRUE(program.wait_for_output("> "));
     say(program, "one", "re: one\n");
-    program.type("two\n");
+    program.type_to_editor("two\n");
     ASSERT_TRUE(program.wait_for_new_output("(connected to the daemon again)"));
     ASSERT_TRUE(program.wait_for_output("re: two\n"));
-    ASSERT_TRUE(program.wait_for_output("\n> "));  // Ctrl-D before it would be lost
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    ASSERT_TRUE(program.wait_for_output("\n> "));
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(1), ElementsAre("user:one", "assistant:re: one", "user:two"));
 }
 
@@ -235,8 +234,7 @@ TEST_F(ChatTest, lines_typed_come_back_in_the_next_chat_and_are_nobody_elses) {
         Program program({"chat"}, terminal(daemon));
         ASSERT_TRUE(program.wait_for_output("> "));
         say(program, "caf\u00e9 one", "re: caf\u00e9 one\n");
-        program.type("\x04");
-        EXPECT_EQ(program.wait().status, 0);
+        EXPECT_EQ(end_of(program), 0);
     }
     struct stat status {};
     ASSERT_EQ(::stat(history_file().c_str(), &status), 0);
@@ -244,8 +242,7 @@ TEST_F(ChatTest, lines_typed_come_back_in_the_next_chat_and_are_nobody_elses) {
     Program program({"chat"}, terminal(daemon));
     ASSERT_TRUE(program.wait_for_output("> "));
     say(program, "\033[A", "re: caf\u00e9 one\n");  // arrow up
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     EXPECT_THAT(companion.messages(1), ElementsAre("user:caf\u00e9 one"));
 }
 
@@ -254,17 +251,16 @@ TEST_F(ChatTest, several_lines_make_one_message) {
     FakeDaemon daemon(std::ref(companion));
     Program program({"chat"}, terminal(daemon));
     ASSERT_TRUE(program.wait_for_output("> "));
-    program.type("one\\\n");
+    program.type_to_editor("one\\\n");
     ASSERT_TRUE(program.wait_for_new_output(". "));
     say(program, "two", "re: one\ntwo\n");
-    program.type("\"\"\"\n");
+    program.type_to_editor("\"\"\"\n");
     ASSERT_TRUE(program.wait_for_new_output(". "));
-    program.type("/help\n");
+    program.type_to_editor("/help\n");
     ASSERT_TRUE(program.wait_for_new_output(". "));
     say(program, "b\"\"\"", "re: /help\nb\n");
     say(program, "//path", "re: /path\n");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
 }
 
 TEST_F(ChatTest, commands_change_what_the_next_request_asks_for) {
@@ -281,8 +277,7 @@ TEST_F(ChatTest, commands_change_what_the_next_request_asks_for) {
     say(program, "/hepl", "do you mean /help?");
     say(program, "x", "re: x\n");
     say(program, "/stats", "5 tokens, 2.0 tokens/s");
-    program.type("\x04");
-    EXPECT_EQ(program.wait().status, 0);
+    EXPECT_EQ(end_of(program), 0);
     const shm::Generate request = companion.request(0);
     EXPECT_EQ(request.model, "large");
     EXPECT_TRUE(std::get<shm::Chat>(request.prompt).thinking);

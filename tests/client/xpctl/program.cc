@@ -207,6 +207,15 @@ void Program::type(const std::string& keys) {
           "write to the terminal");
 }
 
+void Program::type_to_editor(const std::string& keys) {
+    termios settings{};
+    for (int n = 0; running() && n < 30'000; ++n) {
+        if (::tcgetattr(out_.get(), &settings) == 0 && !(settings.c_lflag & ICANON)) break;
+        ::usleep(1000);
+    }
+    type(keys);
+}
+
 void Program::close_output() { out_.reset(); }
 
 Outcome Program::wait() {

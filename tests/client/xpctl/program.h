@@ -45,6 +45,8 @@ public:
     bool running();
     void interrupt();        // as Ctrl-C does
     void type(const std::string& keys);  // on the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D
+    // The same once a line editor reads: what is typed while it takes over can get lost.
+    void type_to_editor(const std::string& keys);
     void close_output();     // the reader of standard output goes away
     Outcome wait();
 
