@@ -1,7 +1,4 @@
 // xpctl clients and cancel: who is connected, and ending somebody's requests.
-#include <vector>
-
-#include <pwd.h>
 
 #include <fmt/format.h>
 
@@ -10,21 +7,12 @@
 #include "client/xpctl/connection.h"
 #include "client/xpctl/exit_codes.h"
 #include "client/xpctl/json.h"
+#include "client/xpctl/names.h"
 #include "client/xpctl/output.h"
 #include "client/xpctl/table.h"
 
 namespace xp::ctl {
 namespace {
-
-std::string user_name(uint32_t uid) {
-    std::vector<char> buffer(16 << 10);
-    passwd entry{};
-    passwd* found = nullptr;
-    if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) {
-        return found->pw_name;
-    }
-    return fmt::format("{}", uid);
-}
 
 const char* task_name(xp_task task) {
     switch (task) {

@@ -4,10 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <vector>
 
-#include <grp.h>
-#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +12,7 @@
 
 #include "client/xpctl/exit_codes.h"
 #include "client/xpctl/interrupt.h"
+#include "client/xpctl/names.h"
 #include "client/xpctl/output.h"
 
 namespace xp::ctl {
@@ -30,26 +28,6 @@ int exit_code_of(xp_status status) {
         case XP_BUSY: return kExitTryAgain;
         default: return kExitFailed;
     }
-}
-
-std::string group_name(gid_t gid) {
-    std::vector<char> buffer(16 << 10);
-    group entry{};
-    group* found = nullptr;
-    if (::getgrgid_r(gid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) {
-        return found->gr_name;
-    }
-    return fmt::format("{}", gid);
-}
-
-std::string user_name(uid_t uid) {
-    std::vector<char> buffer(16 << 10);
-    passwd entry{};
-    passwd* found = nullptr;
-    if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) {
-        return found->pw_name;
-    }
-    return fmt::format("{}", uid);
 }
 
 // Where the socket may exist and this user has no access to it: who can change that. "" otherwise.
