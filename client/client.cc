@@ -7,16 +7,16 @@
 #include "client/expertpack.h"
 #include "client/generate.h"
 
-namespace {
+namespace xp::client {
 
 // What backs the pointers of an event or answer until the next call.
 struct Handed {
-    xp::client::Event event;
+    Event event;
     xp_event view{};
     std::vector<xp_token_logprobs> logprobs;
     std::vector<xp_logprob> top;
 
-    xp::shm::Reply answer;
+    shm::Reply answer;
     xp_pong pong{};
     std::vector<xp_model> models;
     std::vector<const xp_model*> model_pointers;
@@ -29,16 +29,18 @@ struct Handed {
     xp_client_list client_list{};
 };
 
-}  // namespace
+}  // namespace xp::client
 
 struct xp_client {
     explicit xp_client(const char* name) : connection(name) {}
 
     xp::client::Connection connection;
-    Handed handed;
+    xp::client::Handed handed;
 };
 
 namespace {
+
+using xp::client::Handed;
 
 // Runs a call: nothing escapes into C, and a NULL client is an error like any other.
 template <class Function>

@@ -25,7 +25,7 @@ const Json* find(const Json& object, const char* key) {
     return member == object.end() ? nullptr : &*member;
 }
 
-std::optional<double> number(const Json& object, const char* key) {
+std::optional<double> number_at(const Json& object, const char* key) {
     const Json* value = find(object, key);
     return value && value->is_number() ? std::optional(value->get<double>()) : std::nullopt;
 }
@@ -89,14 +89,14 @@ std::string counter_lines(const std::string& name, const Json& value) {
 }
 
 std::string heading(const Json& stats) {
-    const std::optional<double> uptime_ms = number(stats, "uptime_ms");
+    const std::optional<double> uptime_ms = number_at(stats, "uptime_ms");
     return one_line(fmt::format("expertpackd {}, backend {}, up {}", field(stats, "version"),
                                 field(stats, "backend"),
                                 uptime_ms ? format_duration(*uptime_ms / 1e3) : kMissing)) + "\n";
 }
 
 std::string hit_rate(const Json& cache) {
-    const std::optional<double> hits = number(cache, "hits"), misses = number(cache, "misses");
+    const std::optional<double> hits = number_at(cache, "hits"), misses = number_at(cache, "misses");
     if (!hits || !misses || *hits + *misses <= 0) return kMissing;
     return fmt::format("{:.1f} %", 100 * *hits / (*hits + *misses));
 }

@@ -10,6 +10,8 @@
 
 namespace xp {
 
+constexpr uint64_t kSuperBlock = 256;  // elements: of the K, IQ and ternary types
+
 template <class T>
 T load_field(const std::byte* source) {
     T value;

@@ -9,7 +9,6 @@
 namespace xp {
 namespace {
 
-constexpr uint64_t kSuperBlock = 256;
 constexpr int kGroups = 8;  // of 32 elements
 
 int nibble_at(const std::byte* source, int i) { return byte_at(source, i / 2) >> 4 * (i % 2) & 15; }

@@ -6,8 +6,6 @@
 namespace xp {
 namespace {
 
-constexpr uint64_t kSuperBlock = 256;
-
 // Two-bit codes: 32 bytes serve 128 elements, bit pair k of byte l is element 32·k + l.
 int two_bits(const std::byte* codes, int element) {
     return byte_at(codes, element / 128 * 32 + element % 32) >> 2 * (element % 128 / 32) & 3;

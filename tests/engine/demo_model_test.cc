@@ -12,7 +12,7 @@ namespace xp::test {
 namespace {
 
 const Path kDemo = Path(XP_MODELS) / "xp-demo.gguf";
-constexpr size_t kVocab = 4096;
+constexpr size_t kDemoVocab = 4096;
 
 class DemoModel : public testing::Test {
 protected:
@@ -44,11 +44,11 @@ TEST_F(DemoModel, AgreesWithTheReferenceOnEveryPrompt) {
         SCOPED_TRACE(entry["prompt"].get<std::string>().substr(0, 80));
         auto sequence = *loaded_->model->create_sequence();
         const std::vector<float> logits = run(*loaded_->model, *sequence, ids, 512);
-        ASSERT_EQ(logits.size(), ids.size() * kVocab);
+        ASSERT_EQ(logits.size(), ids.size() * kDemoVocab);
         double nll = 0;
         const auto expected = entry["argmax"].get<std::vector<size_t>>();
         for (size_t p = 0; p < ids.size(); ++p) {
-            const auto row = std::span(logits).subspan(p * kVocab, kVocab);
+            const auto row = std::span(logits).subspan(p * kDemoVocab, kDemoVocab);
             if (p + 1 < ids.size()) nll -= logprob(row, ids[p + 1]);
             const size_t best = argmax(row);
             if (best == expected[p]) continue;
@@ -56,8 +56,8 @@ TEST_F(DemoModel, AgreesWithTheReferenceOnEveryPrompt) {
             EXPECT_LE(row[best] - row[expected[p]], 1e-3f) << "position " << p;
         }
         EXPECT_NEAR(nll / entry["nll_sum"].get<double>(), 1, 1e-3);
-        const auto last = std::span(logits).last(kVocab);
-        for (size_t i = 0; i < kVocab; ++i) {
+        const auto last = std::span(logits).last(kDemoVocab);
+        for (size_t i = 0; i < kDemoVocab; ++i) {
             const double difference = std::fabs(last[i] - entry["last_logits"][i].get<double>());
             largest = std::max(largest, difference);
             ASSERT_LE(difference, 2e-3) << "logit " << i;

@@ -19,7 +19,6 @@
 namespace xp::test {
 namespace {
 
-const Path kTiny = Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
 constexpr uint64_t kExperts = 7;
 constexpr uint64_t kWidth = 256;  // of the experts: whole blocks of every type
 constexpr uint64_t kTopK = 4;
@@ -67,7 +66,7 @@ struct Twins {
 
 // Both models; `start` turns the wheel of types.
 Twins write_twins(const Path& directory, size_t start, unsigned seed) {
-    const auto source = GgufFile::open(kTiny);
+    const auto source = GgufFile::open(kTinyModel);
     EXPECT_TRUE(source) << source.error().message;
     GgufMetadata metadata = source->metadata();
     metadata.set("deepseek4.expert_count", GgufValue::u32(kExperts));

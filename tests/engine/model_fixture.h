@@ -26,6 +26,10 @@ private:
     Path path_;
 };
 
+inline const Path kTinyModel =
+    Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
+inline constexpr size_t kTinyVocab = 512;
+
 // A pack of the GGUF, built once per process and file.
 const Path& pack_of(const Path& gguf);
 

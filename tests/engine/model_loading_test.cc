@@ -8,8 +8,6 @@
 namespace xp::test {
 namespace {
 
-const Path kTiny = Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
-
 class ModelLoadingTest : public testing::Test {
 protected:
     struct Change {
@@ -23,7 +21,7 @@ protected:
     std::string error_of(const Change& change, const ModelOptions& options = {.context = 64}) {
         const Path gguf = directory_.path() / fmt::format("{}.gguf", ++count_);
         const Path pack_path = directory_.path() / fmt::format("{}.xpack", count_);
-        const auto source = GgufFile::open(kTiny);
+        const auto source = GgufFile::open(kTinyModel);
         GgufMetadata metadata = source->metadata();
         change.metadata(metadata);
         std::vector<TensorToWrite> tensors;

@@ -7,13 +7,12 @@
 namespace xp::test {
 namespace {
 
-const Path kTiny = Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
-constexpr size_t kVocab = 512;
 
 std::vector<TokenId> prompt(size_t n, uint64_t salt = 0) {
     std::vector<TokenId> tokens;
     for (uint64_t i = 0; i < n; ++i) {
-        tokens.push_back(static_cast<TokenId>((31 * i * i + 17 * i + 5 + salt * (i + 3)) % kVocab));
+        tokens.push_back(
+            static_cast<TokenId>((31 * i * i + 17 * i + 5 + salt * (i + 3)) % kTinyVocab));
     }
     return tokens;
 }
@@ -21,7 +20,7 @@ std::vector<TokenId> prompt(size_t n, uint64_t salt = 0) {
 class SequenceTest : public testing::TestWithParam<KvType> {
 protected:
     void SetUp() override {
-        loaded_ = load(pack_of(kTiny), {.model = {.context = 1024, .kv = GetParam()}});
+        loaded_ = load(pack_of(kTinyModel), {.model = {.context = 1024, .kv = GetParam()}});
         ASSERT_NE(loaded_.model, nullptr);
     }
     std::unique_ptr<Sequence> sequence() const {
@@ -58,7 +57,7 @@ TEST_P(SequenceTest, RestoredSnapshotContinuesToTheSameBytes) {
             ASSERT_TRUE(restored) << restored.error().message;
             EXPECT_EQ(target->position(), cut);
             const auto rest = run(*loaded_.model, *target, std::span(tokens).subspan(cut), 37);
-            expect_identical(std::span(whole).subspan(cut * kVocab), rest,
+            expect_identical(std::span(whole).subspan(cut * kTinyVocab), rest,
                              fmt::format("cut at {}", cut));
         }
     }
@@ -102,7 +101,7 @@ TEST_P(SequenceTest, BatchOfSequencesGivesEachItsOwnBytes) {
         ASSERT_TRUE(run_to_end(**pass));
         for (size_t r = 0; r < rows.size(); ++r) {
             const auto [s, position] = owner[r];
-            expect_identical(std::span(alone[s]).subspan(position * kVocab, kVocab),
+            expect_identical(std::span(alone[s]).subspan(position * kTinyVocab, kTinyVocab),
                              (*pass)->logits(r),
                              fmt::format("sequence {}, position {}", s, position));
         }
@@ -113,7 +112,7 @@ TEST_P(SequenceTest, BatchOfSequencesGivesEachItsOwnBytes) {
 TEST_P(SequenceTest, PassesInterleaveAtWaveBoundaries) {
     const uint64_t slot = loaded_.cache->stats().slot_bytes / loaded_.cache->stats().slots;
     const LoadedModel small =
-        load(pack_of(kTiny), {.cache_bytes = loaded_.cache->stats().floor_slots * slot,
+        load(pack_of(kTinyModel), {.cache_bytes = loaded_.cache->stats().floor_slots * slot,
                               .model = {.context = 1024, .kv = GetParam()}});
     ASSERT_NE(small.model, nullptr);
     const std::vector<TokenId> long_prompt = prompt(200, 1);
@@ -138,15 +137,15 @@ TEST_P(SequenceTest, PassesInterleaveAtWaveBoundaries) {
         auto pass = *small.model->forward({&row, 1});
         const auto end = run_to_end(*pass);
         ASSERT_TRUE(end) << end.error().message;
-        expect_identical(std::span(short_alone).subspan(decoded * kVocab, kVocab), pass->logits(0),
-                         fmt::format("decoded token {}", decoded));
+        expect_identical(std::span(short_alone).subspan(decoded * kTinyVocab, kTinyVocab),
+                         pass->logits(0), fmt::format("decoded token {}", decoded));
         ++decoded;
     }
     EXPECT_GT(waves, 12u) << "six layers in more than one wave each";
     EXPECT_GT(decoded, 5u);
     for (size_t i = 0; i < long_prompt.size(); ++i) {
-        expect_identical(std::span(long_alone).subspan(i * kVocab, kVocab), prefill->logits(i),
-                         fmt::format("position {}", i));
+        expect_identical(std::span(long_alone).subspan(i * kTinyVocab, kTinyVocab),
+                         prefill->logits(i), fmt::format("position {}", i));
     }
 }
 
@@ -166,7 +165,7 @@ TEST_P(SequenceTest, RestoreRefusesWhatIsNotItsOwn) {
     other_model[8] ^= std::byte{1};
     EXPECT_NE(other->restore(other_model).error().message.find("another model"), std::string::npos);
     const LoadedModel longer_context =
-        load(pack_of(kTiny), {.model = {.context = 2048, .kv = GetParam()}});
+        load(pack_of(kTinyModel), {.model = {.context = 2048, .kv = GetParam()}});
     EXPECT_FALSE((*longer_context.model->create_sequence())->restore(snapshot));
     EXPECT_EQ(other->position(), 0u) << "a refused restore changes nothing";
 }
@@ -186,7 +185,7 @@ TEST_P(SequenceTest, AbandonedPassLeavesTheSequenceToRestoreOnly) {
     ASSERT_TRUE(abandoned->restore(snapshot));
     const std::vector<TokenId> tokens = prompt(40);
     const auto whole = run(*loaded_.model, *sequence(), tokens, 40);
-    expect_identical(std::span(whole).subspan(20 * kVocab),
+    expect_identical(std::span(whole).subspan(20 * kTinyVocab),
                      run(*loaded_.model, *abandoned, std::span(tokens).subspan(20), 9),
                      "after restore");
 }

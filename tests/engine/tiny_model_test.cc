@@ -13,9 +13,7 @@ namespace xp::test {
 namespace {
 
 constexpr size_t kPositions = 300;
-constexpr size_t kVocab = 512;
 const Path kData = Path(XP_TEST_DATA) / "deepseek-v4-tiny";
-const Path kTiny = kData / "tiny_deepseek4.gguf";
 
 // The generator of the tiny model's weights: seed = FNV-1a of the tensor's name, element i = the
 // i-th splitmix64 output's top byte as int8 (−128 becomes −127) times 2^−shift. Stored as F16,
@@ -41,7 +39,7 @@ const Path& twin_gguf() {
     static TemporaryDirectory directory;
     static const Path path = [] {
         const Path to = directory.path() / "ih16.gguf";
-        const auto source = GgufFile::open(kTiny);
+        const auto source = GgufFile::open(kTinyModel);
         EXPECT_TRUE(source) << source.error().message;
         GgufMetadata metadata = source->metadata();
         metadata.set("deepseek4.attention.indexer.head_count", GgufValue::u32(16));
@@ -78,7 +76,7 @@ class TinyModel : public testing::TestWithParam<const char*> {
 protected:
     Case the_case() const {
         if (std::string(GetParam()) == "tiny") {
-            return {"tiny", kTiny, kData / "golden.json", kData / "golden_logits.f32"};
+            return {"tiny", kTinyModel, kData / "golden.json", kData / "golden_logits.f32"};
         }
         return {"ih16", twin_gguf(), kData / "ih16_golden.json", kData / "ih16_logits.f32"};
     }
@@ -97,16 +95,18 @@ INSTANTIATE_TEST_SUITE_P(, TinyModel, testing::Values("tiny", "ih16"),
 
 TEST_P(TinyModel, LogitsOfAllPositionsAreTheOracles) {
     const std::vector<float> golden = read_floats(the_case().logits);
-    ASSERT_EQ(golden.size(), kPositions * kVocab);
+    ASSERT_EQ(golden.size(), kPositions * kTinyVocab);
     const LoadedModel loaded = load(pack_of(the_case().gguf));
     const std::vector<float> logits = prefill(loaded, kPositions);
     ASSERT_EQ(logits.size(), golden.size());
     std::vector<float> differences;
     for (size_t p = 0; p < kPositions; ++p) {
-        const auto ours = std::span(logits).subspan(p * kVocab, kVocab);
-        const auto theirs = std::span(golden).subspan(p * kVocab, kVocab);
+        const auto ours = std::span(logits).subspan(p * kTinyVocab, kTinyVocab);
+        const auto theirs = std::span(golden).subspan(p * kTinyVocab, kTinyVocab);
         EXPECT_EQ(argmax(ours), argmax(theirs)) << "position " << p;
-        for (size_t i = 0; i < kVocab; ++i) differences.push_back(std::fabs(ours[i] - theirs[i]));
+        for (size_t i = 0; i < kTinyVocab; ++i) {
+            differences.push_back(std::fabs(ours[i] - theirs[i]));
+        }
     }
     std::sort(differences.begin(), differences.end());
     EXPECT_LT(differences.back(), 1e-3f);

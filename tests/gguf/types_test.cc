@@ -19,10 +19,8 @@ namespace {
 
 using testing::HasSubstr;
 
-const Path kGoldens = Path(XP_TEST_DATA) / "quant";
-
 TEST(Traits, SizesAreThoseOfTheFormat) {
-    std::istringstream table(read_bytes(kGoldens / "sizes.csv"));
+    std::istringstream table(read_bytes(Path(XP_TEST_DATA) / "quant/sizes.csv"));
     std::string line;
     std::getline(table, line);
     int n_types = 0;

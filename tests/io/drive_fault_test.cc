@@ -11,13 +11,13 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr uint64_t kFileBytes = 2 << 20;
-constexpr uint64_t kPieceBytes = 64 << 10;
+constexpr uint64_t kFaultyFileBytes = 2 << 20;
+constexpr uint64_t kFaultyPieceBytes = 64 << 10;
 constexpr uint64_t kSeed = 20'241;
 
 std::vector<std::byte> random_bytes() {
     std::mt19937_64 random(kSeed);
-    std::vector<std::byte> bytes(kFileBytes);
+    std::vector<std::byte> bytes(kFaultyFileBytes);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     return bytes;
 }
@@ -40,14 +40,14 @@ protected:
         EXPECT_TRUE(fd) << fd.error().message;
         fd_ = *std::move(fd);
         auto backend = make_read_backend(
-            {.backend = GetParam(), .piece_bytes = kPieceBytes, .depth = 8});
+            {.backend = GetParam(), .piece_bytes = kFaultyPieceBytes, .depth = 8});
         EXPECT_TRUE(backend) << backend.error().message;
         return *std::move(backend);
     }
     // Sixteen requests of several pieces each; by tag, what became of them.
     std::vector<Result<void>> read_all(ReadBackend& backend) {
-        constexpr uint64_t kRequests = 16, kBytes = kFileBytes / kRequests;
-        std::memset(buffer_.data(), 0xEE, kFileBytes);
+        constexpr uint64_t kRequests = 16, kBytes = kFaultyFileBytes / kRequests;
+        std::memset(buffer_.data(), 0xEE, kFaultyFileBytes);
         std::vector<ReadRequest> requests;
         for (uint64_t i = 0; i < kRequests; ++i) {
             requests.push_back({fd_.get(), i * kBytes, buffer_.data() + i * kBytes, kBytes, &done_,
@@ -71,13 +71,13 @@ protected:
         // Where else what came would be right tells what went wrong.
         const auto from = std::search(want.begin(), want.end(), got, got + 16);
         return testing::AssertionFailure()
-               << "wrong from offset " << at << " (" << at % kPieceBytes << " in its piece): "
+               << "wrong from offset " << at << " (" << at % kFaultyPieceBytes << " in its piece): "
                << (from == want.end() ? std::string("bytes that are nowhere in the file")
                                       : fmt::format("the bytes of offset {}", from - want.begin()));
     }
 
     FuseFile file_{random_bytes(), kSeed};
-    PageBuffer buffer_ = test_buffer(kFileBytes);
+    PageBuffer buffer_ = test_buffer(kFaultyFileBytes);
     CompletionQueue done_;
     UniqueFd fd_;
 };
@@ -104,7 +104,7 @@ TEST_P(DriveFaultTest, AFailingPlaceFailsItsRequestOnlyAndIsNamed) {
     file_.set_faults({.short_percent = short_percent(), .error_at = 700'000});
     const std::vector<Result<void>> results = read_all(*backend);
     for (size_t i = 0; i < results.size(); ++i) {
-        if (i == 700'000 / (kFileBytes / results.size())) {
+        if (i == 700'000 / (kFaultyFileBytes / results.size())) {
             ASSERT_FALSE(results[i]);
             EXPECT_EQ(results[i].error().code, ErrorCode::kIo);
             EXPECT_THAT(results[i].error().message,

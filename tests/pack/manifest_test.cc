@@ -10,7 +10,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // A manifest of three layers and two stripes, without files behind it.
 Manifest sample() {
@@ -36,7 +36,7 @@ Manifest sample() {
     return manifest;
 }
 
-std::string error_of(const Json& json) {
+std::string error_of(const OrderedJson& json) {
     const auto parsed = parse_manifest(json.dump(), "m/manifest.json");
     if (parsed) return "";
     EXPECT_TRUE(parsed.error().code == ErrorCode::kCorrupt ||
@@ -66,10 +66,10 @@ TEST(Manifest, IsUtf8WhateverTheModelIsCalled) {
 
 // Every value of the document in turn, replaced by values that cannot be right there.
 TEST(Manifest, IsRefusedWithAnyFieldWrong) {
-    const Json good = Json::parse(format_manifest(sample()));
-    const Json flat = good.flatten();
-    const std::vector<Json> wrong = {nullptr, -1, 1.5, UINT64_MAX, "zzz", Json::array(),
-                                     Json::object(), false};
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
+    const OrderedJson flat = good.flatten();
+    const std::vector<OrderedJson> wrong = {
+        nullptr, -1, 1.5, UINT64_MAX, "zzz", OrderedJson::array(), OrderedJson::object(), false};
     // Nothing follows from these: a name for people, and digests of files that are checked when
     // those are read.
     const auto is_free_text = [](const std::string& pointer) {
@@ -77,16 +77,16 @@ TEST(Manifest, IsRefusedWithAnyFieldWrong) {
                pointer.ends_with("/name") || pointer.ends_with("/path");
     };
     for (const auto& item : flat.items()) {
-        const Json::json_pointer pointer(item.key());
-        for (const Json& value : wrong) {
+        const OrderedJson::json_pointer pointer(item.key());
+        for (const OrderedJson& value : wrong) {
             if (is_free_text(item.key()) && value.is_string()) continue;
-            Json bad = good;
+            OrderedJson bad = good;
             bad[pointer] = value;
             EXPECT_NE(error_of(bad), "") << item.key() << " = " << value.dump();
         }
         if (item.value().is_number()) {
             for (const int64_t delta : {-1, 1, 4096}) {
-                Json bad = good;
+                OrderedJson bad = good;
                 bad[pointer] = item.value().get<int64_t>() + delta;
                 EXPECT_NE(error_of(bad), "") << item.key() << " changed by " << delta;
             }
@@ -95,23 +95,23 @@ TEST(Manifest, IsRefusedWithAnyFieldWrong) {
 }
 
 TEST(Manifest, IsRefusedWithAnyFieldMissing) {
-    const Json good = Json::parse(format_manifest(sample()));
-    const auto without_each_key = [&](const Json::json_pointer& object) {
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
+    const auto without_each_key = [&](const OrderedJson::json_pointer& object) {
         for (const auto& item : good.at(object).items()) {
-            Json bad = good;
+            OrderedJson bad = good;
             bad[object].erase(item.key());
             EXPECT_THAT(error_of(bad), HasSubstr("is missing")) << object << " " << item.key();
         }
     };
     for (const char* object : {"", "/sources/0", "/stripes/1", "/layers/2", "/layers/1/roles",
                                "/layers/0/roles/up"}) {
-        without_each_key(Json::json_pointer(object));
+        without_each_key(OrderedJson::json_pointer(object));
     }
 }
 
 TEST(Manifest, NamesTheFieldThatIsWrong) {
-    const Json good = Json::parse(format_manifest(sample()));
-    Json bad = good;
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
+    OrderedJson bad = good;
     bad["layers"][1]["roles"]["up"]["rows"] = 65;
     EXPECT_THAT(error_of(bad), HasSubstr("layers[1]."));
     bad = good;
@@ -135,8 +135,8 @@ TEST(Manifest, NamesTheFieldThatIsWrong) {
 }
 
 TEST(Manifest, IsRefusedWithLayersTwiceOrOutOfOrder) {
-    const Json good = Json::parse(format_manifest(sample()));
-    Json bad = good;
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
+    OrderedJson bad = good;
     bad["layers"].push_back(good["layers"][2]);
     EXPECT_THAT(error_of(bad), HasSubstr("layer 40 is out of order"));
     bad = good;
@@ -145,14 +145,14 @@ TEST(Manifest, IsRefusedWithLayersTwiceOrOutOfOrder) {
 }
 
 TEST(Manifest, IsRefusedWithStripePathsThatEscapeOrRepeat) {
-    const Json good = Json::parse(format_manifest(sample()));
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
     for (const char* path : {"", ".", "..", "../experts.000.xpk", "a/b.xpk", "/a/../b.xpk",
                              "/a//b.xpk", "/a/", "/"}) {
-        Json bad = good;
+        OrderedJson bad = good;
         bad["stripes"][0]["path"] = path;
         EXPECT_THAT(error_of(bad), HasSubstr("stripes[0].path")) << path;
     }
-    Json bad = good;
+    OrderedJson bad = good;
     bad["stripes"][0]["path"] = std::string("a\0b", 3);
     EXPECT_THAT(error_of(bad), HasSubstr("zero byte"));
     bad = good;
@@ -169,13 +169,13 @@ TEST(Manifest, IsRefusedWithStripePathsThatEscapeOrRepeat) {
 }
 
 TEST(Manifest, IsRefusedWithTooManyOfAnything) {
-    const Json good = Json::parse(format_manifest(sample()));
+    const OrderedJson good = OrderedJson::parse(format_manifest(sample()));
     for (const char* list : {"layers", "stripes", "sources"}) {
-        Json bad = good;
-        const Json element = bad[list][0];
+        OrderedJson bad = good;
+        const OrderedJson element = bad[list][0];
         while (bad[list].size() <= 5000) bad[list].push_back(element);
         EXPECT_THAT(error_of(bad), HasSubstr(list));
-        bad[list] = Json::array();
+        bad[list] = OrderedJson::array();
         EXPECT_THAT(error_of(bad), HasSubstr("has 0 elements"));
     }
 }

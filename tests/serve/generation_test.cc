@@ -35,7 +35,7 @@ Outcome run(ServedModel& model, const shm::Generate& request,
 
 const std::vector<TokenId> kPrompt = {0, 5, 7};
 
-shm::Generate request_of(std::vector<TokenId> prompt = kPrompt) {
+shm::Generate prompt_request(std::vector<TokenId> prompt = kPrompt) {
     shm::Generate request;
     request.prompt = shm::RawTokens{std::move(prompt)};
     request.sampling.temperature = 0;
@@ -50,7 +50,7 @@ std::vector<TokenId> with_end(std::vector<TokenId> tokens) {
 TEST(Generation, StopsAtTheEndTokenWhoseIdIsGivenOutWithoutText) {
     const auto words = scripted::tokens_of("Paris is a city.");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    const Outcome outcome = run(*model, request_of());
+    const Outcome outcome = run(*model, prompt_request());
     EXPECT_EQ(outcome.reason, shm::FinishReason::kStop);
     EXPECT_EQ(outcome.content, "Paris is a city.");
     EXPECT_EQ(outcome.ids, with_end(words));
@@ -62,7 +62,7 @@ TEST(Generation, IgnoringTheEndTokenGoesOnWithoutTextForIt) {
     const auto words = scripted::tokens_of("One.");
     auto script = scripted::say(words, kPrompt.size());
     const auto model = scripted::make_served("m", script);
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.ignore_eos = true;
     request.max_tokens = static_cast<uint32_t>(words.size() + 3);
     const Outcome outcome = run(*model, request);
@@ -75,7 +75,7 @@ TEST(Generation, IgnoringTheEndTokenGoesOnWithoutTextForIt) {
 TEST(Generation, MaxTokensFinishWithLength) {
     const auto words = scripted::tokens_of("one two three four five six seven");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.max_tokens = 2;
     const Outcome outcome = run(*model, request);
     EXPECT_EQ(outcome.reason, shm::FinishReason::kLength);
@@ -86,7 +86,7 @@ TEST(Generation, AFullContextFinishesWithLength) {
     auto script = scripted::say(std::vector<TokenId>(100, 50), kPrompt.size());
     script.context = 8;
     const auto model = scripted::make_served("m", script);
-    const Outcome outcome = run(*model, request_of());
+    const Outcome outcome = run(*model, prompt_request());
     EXPECT_EQ(outcome.reason, shm::FinishReason::kLength);
     EXPECT_EQ(outcome.ids.size(), 5u);
 }
@@ -95,12 +95,12 @@ TEST(Generation, APromptThatLeavesNoRoomIsRefusedWithTheNumbers) {
     scripted::Script script;
     script.context = 8;
     const auto model = scripted::make_served("small", script);
-    const Outcome outcome = run(*model, request_of(std::vector<TokenId>(8, 5)));
+    const Outcome outcome = run(*model, prompt_request(std::vector<TokenId>(8, 5)));
     ASSERT_TRUE(outcome.error);
     EXPECT_EQ(outcome.error->code, ErrorCode::kLimit);
     EXPECT_THAT(outcome.error->message, HasSubstr("8 tokens"));
     EXPECT_THAT(outcome.error->message, HasSubstr("\"small\""));
-    EXPECT_TRUE(run(*model, request_of(std::vector<TokenId>(7, 5))).reason);
+    EXPECT_TRUE(run(*model, prompt_request(std::vector<TokenId>(7, 5))).reason);
 }
 
 TEST(Generation, PrefillGoesInChunksAndAsksForTheLastLogitsOnly) {
@@ -117,7 +117,7 @@ TEST(Generation, PrefillGoesInChunksAndAsksForTheLastLogitsOnly) {
     TaskOptions options;
     options.chunk_rows = 4;
     options.progress_interval = std::chrono::milliseconds(0);
-    const Outcome outcome = run(*model, request_of(std::vector<TokenId>(10, 5)), options);
+    const Outcome outcome = run(*model, prompt_request(std::vector<TokenId>(10, 5)), options);
     EXPECT_EQ(outcome.reason, shm::FinishReason::kStop);
     EXPECT_THAT(rows, ElementsAre(4, 4, 2));
     EXPECT_THAT(logits, ElementsAre(0, 0, 1));
@@ -135,7 +135,7 @@ TEST(Generation, AStopStringAcrossTokensEndsAndIsNotGivenOut) {
     // The stop string begins and ends inside tokens.
     const auto words = scripted::tokens_of("The city of Oslo is north. More text.");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.stop = {"lo is nor", "never"};
     const Outcome outcome = run(*model, request);
     EXPECT_EQ(outcome.reason, shm::FinishReason::kStop);
@@ -146,7 +146,7 @@ TEST(Generation, AStopStringAcrossTokensEndsAndIsNotGivenOut) {
 TEST(Generation, TextHeldBackForAStopStringIsReleasedAtTheEnd) {
     const auto words = scripted::tokens_of("The city of Oslo");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.stop = {"Oslo is"};
     EXPECT_EQ(run(*model, request).content, "The city of Oslo");
     request.max_tokens = static_cast<uint32_t>(words.size());
@@ -159,10 +159,10 @@ TEST(Generation, TextNeverEndsInsideACharacter) {
                                        scripted::token_of_bytes("\x82"),
                                        scripted::token_of_bytes("\xac")};
     const auto model = scripted::make_served("m", scripted::say(euro, kPrompt.size()));
-    const Outcome whole = run(*model, request_of());
+    const Outcome whole = run(*model, prompt_request());
     EXPECT_EQ(whole.content, "\xe2\x82\xac");
     EXPECT_EQ(whole.ids, with_end(euro));
-    shm::Generate cut = request_of();
+    shm::Generate cut = prompt_request();
     cut.max_tokens = 2;
     EXPECT_EQ(run(*model, cut).content, "\xef\xbf\xbd");
 }
@@ -205,7 +205,7 @@ TEST(Generation, ReasoningTurnsIntoContentAtItsEndToken) {
 TEST(Generation, WithoutStreamingAllTokensComeInOneReply) {
     const auto words = scripted::tokens_of("one two three four five");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.stream = false;
     const Outcome outcome = run(*model, request);
     EXPECT_EQ(outcome.replies.size(), 1u);
@@ -216,7 +216,7 @@ TEST(Generation, WithoutStreamingAllTokensComeInOneReply) {
 TEST(Generation, LogprobsComeOncePerToken) {
     const auto words = scripted::tokens_of("one two");
     const auto model = scripted::make_served("m", scripted::say(words, kPrompt.size()));
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.top_logprobs = 3;
     const Outcome outcome = run(*model, request);
     size_t n = 0;
@@ -243,7 +243,7 @@ TEST(Generation, TheSeedDecidesWhatIsSampled) {
         return logits;
     };
     const auto model = scripted::make_served("m", script);
-    shm::Generate request = request_of();
+    shm::Generate request = prompt_request();
     request.sampling = {.temperature = 1.0f, .top_k = 0, .top_p = 1.0f, .min_p = 0, .seed = 5};
     request.max_tokens = 50;
     request.ignore_eos = true;
@@ -261,11 +261,11 @@ TEST(Generation, WhatCannotBeServedIsRefusedWithTheReason) {
         const Outcome outcome = run(*model, request);
         return outcome.error.value_or(Error{ErrorCode::kInternal, "no error"});
     };
-    EXPECT_THAT(error_of(request_of({})).message, HasSubstr("prompt is empty"));
-    EXPECT_THAT(error_of(request_of({1, 1 << 30})).message, HasSubstr("prompt token 1 is"));
-    EXPECT_EQ(error_of(request_of({-1})).code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error_of(prompt_request({})).message, HasSubstr("prompt is empty"));
+    EXPECT_THAT(error_of(prompt_request({1, 1 << 30})).message, HasSubstr("prompt token 1 is"));
+    EXPECT_EQ(error_of(prompt_request({-1})).code, ErrorCode::kInvalidArgument);
 
-    shm::Generate sampling = request_of();
+    shm::Generate sampling = prompt_request();
     sampling.sampling.top_p = -1;
     EXPECT_EQ(error_of(sampling).code, ErrorCode::kInvalidArgument);
 
@@ -292,7 +292,7 @@ TEST(Generation, AnErrorOfTheModelIsHandedOn) {
         return make_error(ErrorCode::kCorrupt, "expert 3 of layer 1 has a wrong checksum");
     };
     const auto model = scripted::make_served("m", script);
-    const Outcome outcome = run(*model, request_of());
+    const Outcome outcome = run(*model, prompt_request());
     ASSERT_TRUE(outcome.error);
     EXPECT_EQ(outcome.error->code, ErrorCode::kCorrupt);
     EXPECT_THAT(outcome.error->message, HasSubstr("expert 3 of layer 1"));

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-shm::Generate request_of(uint32_t max_tokens = 0) {
+shm::Generate request_for(uint32_t max_tokens = 0) {
     shm::Generate request;
     request.prompt = shm::RawTokens{{0, 5, 7}};
     request.sampling.temperature = 0;
@@ -81,7 +81,7 @@ protected:
 TEST_F(SchedulerTest, FirstComeFirstServed) {
     make({});
     for (const uint64_t id : {5, 3, 9}) {
-        scheduler_->submit({1, id}, request_of(4));
+        scheduler_->submit({1, id}, request_for(4));
     }
     pump();
     EXPECT_THAT(ended_, ElementsAre(5, 3, 9));
@@ -98,7 +98,7 @@ TEST_F(SchedulerTest, AFullQueueSaysTryAgain) {
     options.queue_limit = 2;
     make({}, options);
     for (uint64_t id = 1; id <= 3; ++id) {
-        scheduler_->submit({1, id}, request_of());
+        scheduler_->submit({1, id}, request_for());
     }
     collect();
     EXPECT_EQ(end_of<shm::Failed>(3).code, "busy");
@@ -109,7 +109,7 @@ TEST_F(SchedulerTest, AFullQueueSaysTryAgain) {
 
 TEST_F(SchedulerTest, AnUnknownModelFailsAtOnce) {
     make({});
-    shm::Generate request = request_of();
+    shm::Generate request = request_for();
     request.model = "other";
     scheduler_->submit({1, 1}, request);
     collect();
@@ -120,9 +120,9 @@ TEST_F(SchedulerTest, AnUnknownModelFailsAtOnce) {
 
 TEST_F(SchedulerTest, AWaitingRequestCanBeCancelled) {
     make({});
-    scheduler_->submit({1, 1}, request_of(3));
-    scheduler_->submit({1, 2}, request_of(3));
-    scheduler_->submit({2, 2}, request_of(3));
+    scheduler_->submit({1, 1}, request_for(3));
+    scheduler_->submit({1, 2}, request_for(3));
+    scheduler_->submit({2, 2}, request_for(3));
     scheduler_->cancel({1, 2}, "client");
     scheduler_->cancel({1, 77}, "client");
     ASSERT_TRUE(scheduler_->run_once());
@@ -142,7 +142,7 @@ TEST_F(SchedulerTest, CancellingDuringPrefillEndsAtAWaveBoundary) {
         return {};
     };
     make(script);
-    scheduler_->submit({1, 1}, request_of());
+    scheduler_->submit({1, 1}, request_for());
     for (int i = 0; i < 3; ++i) {
         ASSERT_TRUE(scheduler_->run_once());
     }
@@ -155,9 +155,9 @@ TEST_F(SchedulerTest, CancellingDuringPrefillEndsAtAWaveBoundary) {
 
 TEST_F(SchedulerTest, AClientThatHungUpLosesItsRequestsOnly) {
     make({});
-    scheduler_->submit({1, 1}, request_of(3));
-    scheduler_->submit({2, 2}, request_of(3));
-    scheduler_->submit({1, 3}, request_of(3));
+    scheduler_->submit({1, 1}, request_for(3));
+    scheduler_->submit({2, 2}, request_for(3));
+    scheduler_->submit({1, 3}, request_for(3));
     scheduler_->cancel_client(1, "client");
     pump();
     EXPECT_EQ(end_of<shm::Cancelled>(1).why, "client");
@@ -167,7 +167,7 @@ TEST_F(SchedulerTest, AClientThatHungUpLosesItsRequestsOnly) {
 
 TEST_F(SchedulerTest, DeadlinesCountFromSubmission) {
     make({});
-    shm::Generate late = request_of(1000);
+    shm::Generate late = request_for(1000);
     late.deadline_ms = 50;
     scheduler_->submit({1, 1}, late);
     scheduler_->submit({1, 2}, late);
@@ -183,9 +183,9 @@ TEST_F(SchedulerTest, DeadlinesCountFromSubmission) {
 
 TEST_F(SchedulerTest, DrainingFinishesWhatWasAcceptedAndRefusesTheRest) {
     make({});
-    scheduler_->submit({1, 1}, request_of(3));
+    scheduler_->submit({1, 1}, request_for(3));
     scheduler_->begin_drain();
-    scheduler_->submit({1, 2}, request_of(3));
+    scheduler_->submit({1, 2}, request_for(3));
     pump();
     EXPECT_EQ(end_of<shm::Failed>(2).code, "shutdown");
     EXPECT_EQ(end_of<shm::Done>(1).timings.generated_tokens, 3u);
@@ -193,9 +193,9 @@ TEST_F(SchedulerTest, DrainingFinishesWhatWasAcceptedAndRefusesTheRest) {
 
 TEST_F(SchedulerTest, StoppingCancelsWhatIsLeft) {
     make({});
-    scheduler_->submit({1, 1}, request_of(3));
+    scheduler_->submit({1, 1}, request_for(3));
     ASSERT_TRUE(scheduler_->run_once());
-    scheduler_->submit({1, 2}, request_of(3));
+    scheduler_->submit({1, 2}, request_for(3));
     scheduler_->stop();
     collect();
     EXPECT_EQ(end_of<shm::Cancelled>(1).why, "shutdown");
@@ -206,7 +206,7 @@ TEST_F(SchedulerTest, StoppingEndsALongPrefillAtAWaveBoundary) {
     scripted::Script script;
     script.steps_per_pass = 1000;
     make(script);
-    shm::Generate score = request_of();
+    shm::Generate score = request_for();
     score.task = shm::Task::kScore;
     scheduler_->submit({1, 1}, score);
     scheduler_->submit({1, 2}, score);
@@ -224,9 +224,9 @@ TEST_F(SchedulerTest, JobsAreListedWithHowFarTheyAre) {
     options.task.chunk_rows = 2;
     options.backlog_limit = 500;
     make({}, options);
-    scheduler_->submit({1, 5}, request_of(100));
+    scheduler_->submit({1, 5}, request_for(100));
     now_ += std::chrono::milliseconds(30);
-    shm::Generate score = request_of();
+    shm::Generate score = request_for();
     score.task = shm::Task::kScore;
     scheduler_->submit({2, 6}, score);
     ASSERT_EQ(scheduler_->jobs().size(), 2u);
@@ -255,14 +255,14 @@ TEST_F(SchedulerTest, JobsAreListedWithHowFarTheyAre) {
 TEST_F(SchedulerTest, AChargeIsGivenBackBeforeTheEndIsTold) {
     UserAccounts accounts({.requests = 1});
     make({});
-    scheduler_->submit({1, 1}, request_of(3), *accounts.charge_request(7, 10));
+    scheduler_->submit({1, 1}, request_for(3), *accounts.charge_request(7, 10));
     EXPECT_FALSE(accounts.charge_request(7, 10));
     pump();
     EXPECT_EQ(ended_.size(), 1u);
     auto next = accounts.charge_request(7, 10);
     ASSERT_TRUE(next);
     scheduler_->begin_drain();
-    scheduler_->submit({1, 2}, request_of(3), *std::move(next));
+    scheduler_->submit({1, 2}, request_for(3), *std::move(next));
     EXPECT_TRUE(accounts.charge_request(7, 10));
 }
 
@@ -276,8 +276,8 @@ TEST_F(SchedulerTest, AModelErrorEndsTheRequestAndNothingElse) {
         return {};
     };
     make(script);
-    scheduler_->submit({1, 1}, request_of(3));
-    scheduler_->submit({1, 2}, request_of(3));
+    scheduler_->submit({1, 1}, request_for(3));
+    scheduler_->submit({1, 2}, request_for(3));
     pump();
     EXPECT_EQ(end_of<shm::Failed>(1).code, "corrupt");
     EXPECT_EQ(end_of<shm::Failed>(1).message, "expert 3 of layer 1: wrong checksum ?");
@@ -289,14 +289,14 @@ TEST_F(SchedulerTest, AClientThatLagsIsParkedWhileOthersRun) {
     options.backlog_limit = 500;
     options.parked_limit = 1;
     make({}, options);
-    scheduler_->submit({1, 1}, request_of(100));
+    scheduler_->submit({1, 1}, request_for(100));
     pump();
     EXPECT_TRUE(ended_.empty());
     EXPECT_EQ(scheduler_->stats().parked, 1u);
     EXPECT_TRUE(scheduler_->made_progress());
     // Another of its requests waits behind it; another client's runs, and is parked in its turn.
-    scheduler_->submit({1, 2}, request_of(1));
-    scheduler_->submit({2, 3}, request_of(100));
+    scheduler_->submit({1, 2}, request_for(1));
+    scheduler_->submit({2, 3}, request_for(100));
     pump();
     EXPECT_THAT(accepted_, ElementsAre(1, 3));
     EXPECT_EQ(scheduler_->stats().parked, 2u);
@@ -315,12 +315,12 @@ TEST_F(SchedulerTest, ParkedJobsBeyondTheLimitGiveWayToOneThatWantsToStart) {
     options.parked_limit = 1;
     make({}, options);
     for (const uint64_t client : {1, 2}) {
-        scheduler_->submit({client, client}, request_of(100));
+        scheduler_->submit({client, client}, request_for(100));
         pump();
     }
     EXPECT_TRUE(ended_.empty());
     EXPECT_EQ(scheduler_->stats().parked, 2u);
-    scheduler_->submit({3, 3}, request_of(1));
+    scheduler_->submit({3, 3}, request_for(1));
     pump();
     EXPECT_THAT(ended_, ElementsAre(1, 3));
     EXPECT_EQ(end_of<shm::Cancelled>(1).why, "client_stalled");
@@ -331,7 +331,7 @@ TEST_F(SchedulerTest, ParkedJobsBeyondTheLimitGiveWayToOneThatWantsToStart) {
 TEST_F(SchedulerTest, ProgressIsSeenWhenStepsHappenOrNothingIsToDo) {
     make({});
     EXPECT_TRUE(scheduler_->made_progress());
-    scheduler_->submit({1, 1}, request_of(10));
+    scheduler_->submit({1, 1}, request_for(10));
     EXPECT_FALSE(scheduler_->made_progress());
     ASSERT_TRUE(scheduler_->run_once());
     EXPECT_TRUE(scheduler_->made_progress());
@@ -358,7 +358,7 @@ TEST_F(SchedulerTest, EveryRequestEndsExactlyOnceWhateverHappens) {
     scheduler_->start();
     constexpr uint64_t kRequests = 1000;
     for (uint64_t id = 1; id <= kRequests; ++id) {
-        shm::Generate request = request_of(random() % 20);
+        shm::Generate request = request_for(random() % 20);
         request.deadline_ms = random() % 8 == 0 ? 1 : 0;
         request.model = random() % 50 == 0 ? "none" : "";
         if (random() % 20 == 0) {
@@ -378,7 +378,7 @@ TEST_F(SchedulerTest, EveryRequestEndsExactlyOnceWhateverHappens) {
         }
     }
     scheduler_->begin_drain();
-    scheduler_->submit({1, kRequests + 1}, request_of());
+    scheduler_->submit({1, kRequests + 1}, request_for());
     while (terminal_.size() < kRequests && !HasFatalFailure()) {
         collect();
         settle();

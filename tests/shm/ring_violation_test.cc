@@ -10,7 +10,7 @@
 namespace xp::shm {
 namespace {
 
-constexpr uint64_t kRing = 1024;
+constexpr uint64_t kSmallRing = 1024;
 constexpr auto kMessage = static_cast<uint16_t>(RecordKind::kMessage);
 constexpr auto kPad = static_cast<uint16_t>(RecordKind::kPad);
 
@@ -30,7 +30,7 @@ void set_tail(const Segments& s, uint64_t tail) {
 const Case kReaderCases[] = {
     {"TailJumpsBackward", [](const Segments& s) { set_tail(s, 32); }},
     {"TailJumpsToZero", [](const Segments& s) { set_tail(s, 0); }},
-    {"TailJumpsBeyondTheRing", [](const Segments& s) { set_tail(s, 64 + kRing + 8); }},
+    {"TailJumpsBeyondTheRing", [](const Segments& s) { set_tail(s, 64 + kSmallRing + 8); }},
     {"TailIsTheLargestNumber", [](const Segments& s) { set_tail(s, ~uint64_t{7}); }},
     {"TailIsMisaligned", [](const Segments& s) { set_tail(s, 64 + 33); }},
     {"LengthIsZero",
@@ -60,13 +60,13 @@ const Case kReaderCases[] = {
      }},
     {"LengthIsMoreThanHalfTheRing",
      [](const Segments& s) {
-         s.poke_record(64, {kRing / 2 + 8, kMessage, 0, 1});
-         set_tail(s, 64 + kRing / 2 + 8);
+         s.poke_record(64, {kSmallRing / 2 + 8, kMessage, 0, 1});
+         set_tail(s, 64 + kSmallRing / 2 + 8);
      }},
     {"LengthIsTheLargestNumber",
      [](const Segments& s) {
          s.poke_record(64, {0xfffffff8u, kMessage, 0, 1});
-         set_tail(s, 64 + kRing);
+         set_tail(s, 64 + kSmallRing);
      }},
     {"OnlyHalfAHeaderBeforeTheTail",
      [](const Segments& s) {
@@ -95,36 +95,36 @@ const Case kReaderCases[] = {
      }},
     {"PadIsLongerThanTheRestOfTheRing",
      [](const Segments& s) {
-         s.poke_record(64, {kRing, kPad, 0, 0});
-         set_tail(s, 64 + kRing);
+         s.poke_record(64, {kSmallRing, kPad, 0, 0});
+         set_tail(s, 64 + kSmallRing);
      }},
     {"PadIsBeyondTheTail",
      [](const Segments& s) {
-         s.poke_record(64, {kRing - 64, kPad, 0, 0});
+         s.poke_record(64, {kSmallRing - 64, kPad, 0, 0});
          set_tail(s, 64 + 512);
      }},
     {"PadHasFlags",
      [](const Segments& s) {
-         s.poke_record(64, {kRing - 64, kPad, 1, 0});
-         set_tail(s, kRing);
+         s.poke_record(64, {kSmallRing - 64, kPad, 1, 0});
+         set_tail(s, kSmallRing);
      }},
     {"PadHasARequestId",
      [](const Segments& s) {
-         s.poke_record(64, {kRing - 64, kPad, 0, 1});
-         set_tail(s, kRing);
+         s.poke_record(64, {kSmallRing - 64, kPad, 0, 1});
+         set_tail(s, kSmallRing);
      }},
     {"PadFollowsPad",
      [](const Segments& s) {
-         s.poke_record(64, {kRing - 64, kPad, 0, 0});
-         s.poke_record(0, {kRing, kPad, 0, 0});
-         set_tail(s, kRing + 64);
+         s.poke_record(64, {kSmallRing - 64, kPad, 0, 0});
+         s.poke_record(0, {kSmallRing, kPad, 0, 0});
+         set_tail(s, kSmallRing + 64);
      }},
 };
 
 class ReaderViolation : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ReaderViolation, IsDetectedAndStays) {
-    const Segments segments(kRing);
+    const Segments segments(kSmallRing);
     RingWriter writer = segments.client_writer();
     RingReader reader = segments.daemon_reader();
     Record record;
@@ -160,11 +160,11 @@ TEST(RingViolation, HalfAHeaderAtTheEndIsAPadOfEightOrAViolation) {
         {{8, kMessage, 0, 0}, RingStatus::kViolation},
     };
     for (const auto& one : cases) {
-        const Segments segments(kRing);
+        const Segments segments(kSmallRing);
         RingReader reader = segments.daemon_reader();
         Record record;
         uint64_t at = 0;
-        while (at < kRing - 8) {
+        while (at < kSmallRing - 8) {
             const uint32_t length = at == 984 ? 32 : 24;  // 41 * 24 + 32 = 1016
             segments.poke_record(at, {length, kMessage, 0, 1});
             at += length;
@@ -173,7 +173,7 @@ TEST(RingViolation, HalfAHeaderAtTheEndIsAPadOfEightOrAViolation) {
         }
         segments.poke<uint64_t>(kDataOffset + at, std::bit_cast<std::array<uint64_t, 2>>(
                                                       one.header)[0]);
-        set_tail(segments, kRing);
+        set_tail(segments, kSmallRing);
         EXPECT_EQ(reader.read(&record), one.expected);
     }
 }
@@ -190,13 +190,13 @@ class WriterViolation : public ::testing::TestWithParam<HeadCase> {};
 
 // Before: the writer has written 512 bytes and seen that the reader consumed 256 of them.
 TEST_P(WriterViolation, IsDetectedAndStays) {
-    const Segments segments(kRing);
+    const Segments segments(kSmallRing);
     RingWriter writer = segments.daemon_writer();
     const std::vector<std::byte> body(240, std::byte{1});
     ASSERT_EQ(writer.write(1, body), RingStatus::kOk);
     ASSERT_EQ(writer.write(1, body), RingStatus::kOk);
     segments.poke<uint64_t>(kHeadOffset, 256);
-    ASSERT_EQ(writer.free_bytes(), kRing - 256);
+    ASSERT_EQ(writer.free_bytes(), kSmallRing - 256);
 
     segments.poke<uint64_t>(kHeadOffset, GetParam().head);
     EXPECT_EQ(writer.free_bytes(), 0u);
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Ring, WriterViolation,
 
 // A full ring, where the writer must look at the head before it can know that there is no room.
 TEST(RingViolation, AWriterInNeedOfRoomSeesABadHead) {
-    const Segments segments(kRing);
+    const Segments segments(kSmallRing);
     RingWriter writer = segments.daemon_writer();
     const std::vector<std::byte> body(240, std::byte{1});
     for (int i = 0; i < 4; ++i) ASSERT_EQ(writer.write(1, body), RingStatus::kOk);
@@ -229,23 +229,23 @@ TEST(RingViolation, RandomSegmentsNeverCrashAndEndSoon) {
     const uint64_t seed = std::random_device{}();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    const Segments segments(kRing);
+    const Segments segments(kSmallRing);
     int violations = 0;
     for (int round = 0; round < 20'000; ++round) {
-        for (uint64_t at = 0; at < kRing; at += 8) {
+        for (uint64_t at = 0; at < kSmallRing; at += 8) {
             // Half of the words are plausible headers, or else nothing gets past the first check.
             uint64_t word = random();
             if (word % 2) word = (word >> 8 & 0xf8) | (1 + (word >> 2 & 1)) << 32;
             segments.poke<uint64_t>(kDataOffset + at, word);
         }
-        segments.poke<uint64_t>(kTailOffset, random() % (kRing + 64));
+        segments.poke<uint64_t>(kTailOffset, random() % (kSmallRing + 64));
         RingReader reader = segments.daemon_reader();
         Record record;
         uint64_t records = 0;
         RingStatus status;
         while ((status = reader.read(&record)) == RingStatus::kOk) {
-            ASSERT_LE(record.body.size(), kRing / 2);
-            ASSERT_LE(++records, kRing / 24);
+            ASSERT_LE(record.body.size(), kSmallRing / 2);
+            ASSERT_LE(++records, kSmallRing / 24);
         }
         violations += status == RingStatus::kViolation;
     }
