@@ -96,7 +96,8 @@ std::string heading(const Json& stats) {
 }
 
 std::string hit_rate(const Json& cache) {
-    const std::optional<double> hits = number_at(cache, "hits"), misses = number_at(cache, "misses");
+    const std::optional<double> hits = number_at(cache, "hits");
+    const std::optional<double> misses = number_at(cache, "misses");
     if (!hits || !misses || *hits + *misses <= 0) return kMissing;
     return fmt::format("{:.1f} %", 100 * *hits / (*hits + *misses));
 }
