@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <functional>
+#include <utility>
 
 namespace xp {
 
@@ -84,33 +85,28 @@ uint64_t BpeMerges::merge_short(std::vector<TokenId>& all, size_t begin) const {
 }
 
 uint64_t BpeMerges::merge_long(std::vector<TokenId>& symbols, size_t begin) const {
+    // A few bytes more would be tens of megabytes for the longest texts: ranks are looked up again.
     struct Link {
         uint32_t previous, next;
-        uint32_t rank;   // of the pair with `next`
-        TokenId merged;  // of that pair
     };
     TokenId* const ids = symbols.data() + begin;
     const auto n = static_cast<uint32_t>(symbols.size() - begin);
     std::vector<Link> links(n);
     for (uint32_t i = 0; i < n; ++i) {
-        links[i] = {i == 0 ? kNone : i - 1, i + 1 == n ? kNone : i + 1, kNoRank, 0};
+        links[i] = {i == 0 ? kNone : i - 1, i + 1 == n ? kNone : i + 1};
     }
 
     // Candidates are (rank, left index) in one number, so that order is rank, then leftmost. A
     // candidate is stale when the symbol's pair no longer has that rank.
     std::vector<uint64_t> heap;
     heap.reserve(n);
-    const auto update = [&](uint32_t left) {
-        Link& link = links[left];
-        link.rank = kNoRank;
-        if (link.next == kNone) return false;
-        const Slot& slot = find(ids[left], ids[link.next]);
-        link.rank = slot.rank;
-        link.merged = slot.merged;
-        if (link.rank != kNoRank) heap.push_back(static_cast<uint64_t>(link.rank) << 32 | left);
-        return link.rank != kNoRank;
+    const auto add_pair = [&](uint32_t left) {
+        if (links[left].next == kNone) return false;
+        const uint32_t rank = find(ids[left], ids[links[left].next]).rank;
+        if (rank != kNoRank) heap.push_back(static_cast<uint64_t>(rank) << 32 | left);
+        return rank != kNoRank;
     };
-    for (uint32_t i = 0; i < n; ++i) update(i);
+    for (uint32_t i = 0; i < n; ++i) add_pair(i);
     std::make_heap(heap.begin(), heap.end(), std::greater<>{});
 
     uint64_t taken = 0;
@@ -121,14 +117,15 @@ uint64_t BpeMerges::merge_long(std::vector<TokenId>& symbols, size_t begin) cons
         heap.pop_back();
         ++taken;
         Link& link = links[left];
-        if (link.rank != rank) continue;
+        if (link.next == kNone) continue;
+        const Slot& slot = find(ids[left], ids[link.next]);
+        if (slot.rank != rank) continue;
         Link& right = links[link.next];
-        ids[left] = link.merged;
-        link.next = right.next;
-        right.rank = kNoRank;
-        if (right.next != kNone) links[right.next].previous = left;
-        if (update(left)) std::push_heap(heap.begin(), heap.end(), std::greater<>{});
-        if (link.previous != kNone && update(link.previous)) {
+        ids[left] = slot.merged;
+        link.next = std::exchange(right.next, kNone);  // the right symbol has no pair any more
+        if (link.next != kNone) links[link.next].previous = left;
+        if (add_pair(left)) std::push_heap(heap.begin(), heap.end(), std::greater<>{});
+        if (link.previous != kNone && add_pair(link.previous)) {
             std::push_heap(heap.begin(), heap.end(), std::greater<>{});
         }
     }

@@ -29,10 +29,10 @@ public:
 
     void encode(std::string_view text, bool /*after_special*/,
                 std::vector<TokenId>& tokens) const override {
-        std::vector<size_t> piece_ends;
+        std::vector<uint32_t> piece_ends;
         split_(text, piece_ends);
         size_t begin = 0;
-        for (size_t end : piece_ends) {
+        for (const uint32_t end : piece_ends) {
             encode_piece(text.substr(begin, end - begin), tokens);
             begin = end;
         }

@@ -114,7 +114,7 @@ bool is_afmoe_script(const PieceCursor& at) {
 // \s+$ , where $ is the end of the piece. A stage, because a matcher would look at the same run
 // again from each of its characters.
 void isolate_trailing_whitespace(const char* base, std::string_view piece,
-                                 std::vector<size_t>& ends) {
+                                 std::vector<uint32_t>& ends) {
     const char* const end = piece.data() + piece.size();
     const char* run = nullptr;  // where the whitespace run that reaches here begins
     for (PieceCursor at(piece.data(), end); !at.at_end(); at.advance()) {
@@ -124,12 +124,12 @@ void isolate_trailing_whitespace(const char* base, std::string_view piece,
             run = at.position();
         }
     }
-    if (run != nullptr && run != piece.data()) ends.push_back(run - base);
-    ends.push_back(end - base);
+    if (run != nullptr && run != piece.data()) ends.push_back(offset_from(base, run));
+    ends.push_back(offset_from(base, end));
 }
 
 // Runs of numbers in threes, counted from their ends: 12|345|678.
-void isolate_thousands(const char* base, std::string_view piece, std::vector<size_t>& ends) {
+void isolate_thousands(const char* base, std::string_view piece, std::vector<uint32_t>& ends) {
     const char* const end = piece.data() + piece.size();
     const char* unmatched = piece.data();
     PieceCursor at(piece.data(), end);
@@ -138,21 +138,21 @@ void isolate_thousands(const char* base, std::string_view piece, std::vector<siz
             at.advance();
             continue;
         }
-        if (unmatched != at.position()) ends.push_back(at.position() - base);
+        if (unmatched != at.position()) ends.push_back(offset_from(base, at.position()));
         size_t left = 0;
         for (PieceCursor ahead = at; ahead.is(kUnicodeNumber); ahead.advance()) ++left;
         for (; left > 0; --left) {
             at.advance();
-            if (left % 3 == 1) ends.push_back(at.position() - base);
+            if (left % 3 == 1) ends.push_back(offset_from(base, at.position()));
         }
         unmatched = at.position();
     }
-    if (unmatched != end) ends.push_back(end - base);
+    if (unmatched != end) ends.push_back(offset_from(base, end));
 }
 
 // What the authors' encoder does before its expression: it cuts the text every 400,000
 // characters, and inside that runs of whitespace and of anything else every 25,000.
-void cut_for_tiktoken(const char* base, std::string_view piece, std::vector<size_t>& ends) {
+void cut_for_tiktoken(const char* base, std::string_view piece, std::vector<uint32_t>& ends) {
     constexpr size_t kMostCharacters = 400'000, kMostOfAKind = 25'000;
     // Python's str.isspace(): White_Space and four separators.
     const auto is_space = [](const PieceCursor& at) {
@@ -163,20 +163,20 @@ void cut_for_tiktoken(const char* base, std::string_view piece, std::vector<size
     bool spaces = false;
     for (PieceCursor at(piece.data(), end); !at.at_end(); at.advance()) {
         if (characters == kMostCharacters) {
-            ends.push_back(at.position() - base);
+            ends.push_back(offset_from(base, at.position()));
             characters = of_a_kind = 0;
         }
         if (is_space(at) != spaces) {
             spaces = !spaces;
             of_a_kind = 0;
         } else if (of_a_kind == kMostOfAKind) {
-            ends.push_back(at.position() - base);
+            ends.push_back(offset_from(base, at.position()));
             of_a_kind = 0;
         }
         ++characters;
         ++of_a_kind;
     }
-    ends.push_back(end - base);
+    ends.push_back(offset_from(base, end));
 }
 
 // Each alternative stands for a part of the family's expression, in its order.

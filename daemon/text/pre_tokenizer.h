@@ -2,11 +2,11 @@
 // a list of regular expressions, run one after the other, each on every piece the one before has
 // left ("isolated": matches and what lies between them become pieces). Here a family is a list of
 // hand-written matchers (pre_tokenizer_matchers.h) over the table of unicode.h, because a general
-// engine with backtracking is an order of magnitude slower and needs guarding against hostile
-// text; every family is linear in its text. The tests compare them with PCRE2 running the
-// expressions themselves.
+// engine with backtracking needs guarding against hostile text; every family is linear in its text.
+// The tests compare them with PCRE2 running the expressions themselves.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -15,8 +15,8 @@
 namespace xp {
 
 // Appends the end of every piece of `text` to `piece_ends`, which must be empty; the last is
-// text.size(). `text` must be valid UTF-8. No piece is empty.
-using PreTokenizer = void (*)(std::string_view text, std::vector<size_t>& piece_ends);
+// text.size(). `text` must be valid UTF-8 of less than 4 GiB. No piece is empty.
+using PreTokenizer = void (*)(std::string_view text, std::vector<uint32_t>& piece_ends);
 
 // What the value of tokenizer.ggml.pre decides.
 struct PreTokenizerFamily {

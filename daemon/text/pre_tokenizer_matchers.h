@@ -214,11 +214,15 @@ inline const char* match_whitespace(const PieceCursor& start) {
     return after_newline != nullptr ? after_newline : match_blanks(start);
 }
 
+inline uint32_t offset_from(const char* base, const char* position) {
+    return static_cast<uint32_t>(position - base);
+}
+
 // Appends the ends of the pieces of `piece` as offsets from `base`.
-using Stage = void (*)(const char* base, std::string_view piece, std::vector<size_t>& ends);
+using Stage = void (*)(const char* base, std::string_view piece, std::vector<uint32_t>& ends);
 
 template <Matcher kMatch>
-void isolate(const char* base, std::string_view piece, std::vector<size_t>& ends) {
+void isolate(const char* base, std::string_view piece, std::vector<uint32_t>& ends) {
     const char* const end = piece.data() + piece.size();
     const char* unmatched = piece.data();
     PieceCursor at(piece.data(), end);
@@ -228,25 +232,25 @@ void isolate(const char* base, std::string_view piece, std::vector<size_t>& ends
             at.advance();
             continue;
         }
-        if (unmatched != at.position()) ends.push_back(at.position() - base);
-        ends.push_back(match_end - base);
+        if (unmatched != at.position()) ends.push_back(offset_from(base, at.position()));
+        ends.push_back(offset_from(base, match_end));
         unmatched = match_end;
         at = PieceCursor(match_end, end);
     }
-    if (unmatched != end) ends.push_back(end - base);
+    if (unmatched != end) ends.push_back(offset_from(base, end));
 }
 
 // A PreTokenizer of several stages.
 template <Stage kFirst, Stage... kRest>
-void stages(std::string_view text, std::vector<size_t>& piece_ends) {
+void stages(std::string_view text, std::vector<uint32_t>& piece_ends) {
     const char* const base = text.data();
     kFirst(base, text, piece_ends);
-    std::vector<size_t> coarse;
+    std::vector<uint32_t> coarse;
     [[maybe_unused]] const auto refine = [&](Stage stage) {
         coarse.swap(piece_ends);
         piece_ends.clear();
         size_t begin = 0;
-        for (size_t end : coarse) {
+        for (const uint32_t end : coarse) {
             stage(base, text.substr(begin, end - begin), piece_ends);
             begin = end;
         }

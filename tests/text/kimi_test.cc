@@ -36,7 +36,7 @@ TEST(Kimi, PiecesAndIdsAreThoseOfTheReference) {
     ASSERT_GE(tiny()["cases"].size(), 41u);
     for (const auto& entry : tiny()["cases"]) {
         const auto text = entry["text"].get<std::string>();
-        std::vector<size_t> ends;
+        std::vector<uint32_t> ends;
         (*find_pre_tokenizer("kimi-k2"))->split(text, ends);
         std::vector<std::string> pieces;
         for (size_t i = 0; i < ends.size(); ++i) {

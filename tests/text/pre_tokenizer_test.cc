@@ -14,11 +14,11 @@ namespace xp {
 namespace {
 
 std::vector<size_t> split(std::string_view name, std::string_view text) {
-    std::vector<size_t> ends;
+    std::vector<uint32_t> ends;
     const Result<const PreTokenizerFamily*> family = find_pre_tokenizer(name);
     if (!family) throw std::runtime_error(family.error().message);
     (*family)->split(text, ends);
-    return ends;
+    return {ends.begin(), ends.end()};
 }
 
 std::vector<std::string> pieces(std::string_view name, std::string_view text) {
