@@ -30,13 +30,14 @@ struct UserLimits {
     uint64_t requests = 32;
     // As they were sent.
     uint64_t request_bytes = 4 * kMaxRequestBytes;
-    // Units that a user's clients may ask for between two ticks, see UserAccounts::spend(). Ten
-    // times what a busy client of small requests needs, and 5 % of the rings' thread at most.
+    // Units that a user's clients may ask for between two ticks, see UserAccounts::spend(). More
+    // than clients need that wait for their replies, and a small part of what the rings' thread can
+    // do in a second.
     int64_t units_per_tick = 10'000;
 };
 
-// A record is a unit, and so is every further piece of this size of a request: reading and checking
-// 4 KiB takes about as long as handling a small record.
+// A record is a unit, and so is every further piece of this size of a request, which has to be read
+// and checked.
 inline constexpr uint64_t kBytesPerUnit = 4096;
 
 struct AccountTotals {

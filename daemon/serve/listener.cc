@@ -13,8 +13,32 @@ namespace {
 
 // Connections that may wait to be accepted, for instance while a daemon restarts.
 constexpr int kListenBacklog = 64;
+constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 
-Result<void> remove_stale_socket(const Path& path) {
+Result<int> socket_option(int fd, int option) {
+    int value = 0;
+    socklen_t bytes = sizeof value;
+    if (::getsockopt(fd, SOL_SOCKET, option, &value, &bytes) != 0) {
+        return errno_error(errno, "the descriptor passed as \"control\"");
+    }
+    return value;
+}
+
+}  // namespace
+
+Result<void> check_socket_path(const Path& path) {
+    if (path.empty() || path.string().size() > kMaxPathBytes) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "the socket path {} has {} bytes; a socket address holds 1 to {} "
+                          "([daemon] socket)", path.string(), path.string().size(), kMaxPathBytes);
+    }
+    const Path directory = path.has_parent_path() ? path.parent_path() : Path(".");
+    // The dot asks for a directory.
+    if (::faccessat(AT_FDCWD, (directory / ".").c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+        return errno_error(errno, fmt::format("cannot make the socket {} in {} ([daemon] socket: "
+                                              "run as the service's user, or set another path)",
+                                              path.string(), directory.string()));
+    }
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) {
         if (errno == ENOENT) {
@@ -28,22 +52,8 @@ Result<void> remove_stale_socket(const Path& path) {
                           "([daemon] socket)", path.string(),
                           S_ISLNK(info.st_mode) ? "a symbolic link" : "another kind of file");
     }
-    if (::unlink(path.c_str()) != 0) {
-        return errno_error(errno, fmt::format("cannot remove the old socket {}", path.string()));
-    }
     return {};
 }
-
-Result<int> socket_option(int fd, int option) {
-    int value = 0;
-    socklen_t bytes = sizeof value;
-    if (::getsockopt(fd, SOL_SOCKET, option, &value, &bytes) != 0) {
-        return errno_error(errno, "the descriptor passed as \"control\"");
-    }
-    return value;
-}
-
-}  // namespace
 
 Result<UniqueFd> lock_socket_path(const Path& path) {
     const Path lock_path = path.string() + ".lock";
@@ -60,16 +70,14 @@ Result<UniqueFd> lock_socket_path(const Path& path) {
 }
 
 Result<Listener> Listener::bind(const Path& path, UniqueFd lock) {
+    XP_CHECK(check_socket_path(path));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    if (path.empty() || path.string().size() >= sizeof address.sun_path) {
-        return make_error(ErrorCode::kInvalidArgument,
-                          "the socket path {} has {} bytes; a socket address holds 1 to {} "
-                          "([daemon] socket)", path.string(), path.string().size(),
-                          sizeof address.sun_path - 1);
-    }
     std::memcpy(address.sun_path, path.c_str(), path.string().size());
-    XP_CHECK(remove_stale_socket(path));
+    // Whoever left it is dead: the lock is held.
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+        return errno_error(errno, fmt::format("cannot remove the old socket {}", path.string()));
+    }
 
     Listener listener;
     listener.lock_ = std::move(lock);
@@ -81,7 +89,13 @@ Result<Listener> Listener::bind(const Path& path, UniqueFd lock) {
                sizeof address) != 0) {
         return errno_error(errno, fmt::format("cannot bind the socket {}", path.string()));
     }
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) != 0) {
+        return errno_error(errno, fmt::format("cannot look at the new socket {}", path.string()));
+    }
     listener.bound_path_ = path;
+    listener.device_ = info.st_dev;
+    listener.inode_ = info.st_ino;
     // Nobody can connect between bind and listen, so there is no moment with a wider mode.
     if (::chmod(path.c_str(), 0660) != 0) {
         return errno_error(errno, fmt::format("cannot set the mode of {}", path.string()));
@@ -111,8 +125,20 @@ Result<Listener> Listener::adopt(UniqueFd socket) {
     return listener;
 }
 
+bool Listener::reachable() const {
+    if (bound_path_.empty()) {
+        return true;
+    }
+    struct stat info {};
+    if (::lstat(bound_path_.c_str(), &info) != 0) {
+        // Any other failure says nothing about the file.
+        return errno != ENOENT && errno != ENOTDIR;
+    }
+    return info.st_dev == device_ && info.st_ino == inode_;
+}
+
 void Listener::close() {
-    if (socket_ && !bound_path_.empty()) {
+    if (socket_ && !bound_path_.empty() && reachable()) {
         ::unlink(bound_path_.c_str());
     }
     socket_.reset();

@@ -127,6 +127,7 @@ void RingServer::run() {
     while (!connections_.empty()) {
         close(connections_.begin()->second);
     }
+    account_for_complaints();
     listener_.close();
 }
 
@@ -398,13 +399,20 @@ void RingServer::housekeeping() {
             serve(connection);
         }
     }
-    if (complaints_ > kComplaintsPerLook) {
-        spdlog::warn("{} more complaints about clients in one second were not logged",
-                     complaints_ - kComplaintsPerLook);
-    }
-    complaints_ = 0;
+    account_for_complaints();
+    warn_if_unreachable();
     accept_failed_ = false;
     update_listening();
+}
+
+void RingServer::warn_if_unreachable() {
+    if (draining_ || warned_unreachable_ || listener_.reachable()) {
+        return;
+    }
+    warned_unreachable_ = true;
+    spdlog::warn("the socket {} was removed or replaced by someone else: new clients cannot reach "
+                 "this daemon any more; restart it (those connected are served until then)",
+                 listener_.bound_path().string());
 }
 
 void RingServer::complain(const std::string& line) {
@@ -412,6 +420,14 @@ void RingServer::complain(const std::string& line) {
         spdlog::warn("{}", line);
     }
     ++complaints_;
+}
+
+void RingServer::account_for_complaints() {
+    if (complaints_ > kComplaintsPerLook) {
+        spdlog::warn("{} more complaints about clients in one second were not logged",
+                     complaints_ - kComplaintsPerLook);
+    }
+    complaints_ = 0;
 }
 
 void RingServer::violation(Connection& connection, const std::string& what) {

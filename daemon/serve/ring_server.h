@@ -5,7 +5,8 @@
 // It never waits for a client. A client that breaks the protocol costs a log line and its own
 // connection; one that hangs up has its requests cancelled; one that does not take its replies is
 // dropped after a while. A look at everything once a second enforces the deadlines, and finds bells
-// that got lost (which would be a bug, and is counted).
+// that got lost (which would be a bug, and is counted). It also warns, once, when the socket's file
+// was removed by someone else.
 //
 // What users may have of all this is in their accounts (accounts.h). Beyond a limit a request is
 // answered with Failed "busy"; beyond the rate, a user's records stay in their rings until the next
@@ -114,8 +115,11 @@ private:
     void deliver_outbox();
     void settle(std::deque<Outgoing> delivered);
     void housekeeping();
+    void warn_if_unreachable();
     // A line about a client, unless there have been too many of them lately.
     void complain(const std::string& line);
+    // A line about those that were too many.
+    void account_for_complaints();
     void violation(Connection& connection, const std::string& what);
     void close(Connection& connection);
     RingServerStats stats() const;
@@ -137,6 +141,7 @@ private:
     bool listening_ = false;      // the listener is in epoll
     bool accept_failed_ = false;  // until the next look at everything
     bool draining_ = false;
+    bool warned_unreachable_ = false;
     uint64_t complaints_ = 0;     // since the last look at everything
     RingServerStats stats_;
     std::atomic<uint64_t> n_clients_{0};

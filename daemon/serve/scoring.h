@@ -17,7 +17,7 @@
 namespace xp {
 
 // Logits of one chunk, at most: 129 rows of a vocabulary of 130,000. They are memory on top of the
-// model's, and reading them takes a step about a millisecond a row.
+// model's, and a step lasts until all of them are read.
 inline constexpr uint64_t kMaxChunkLogitBytes = uint64_t{64} << 20;
 
 class Scoring final : public Task {

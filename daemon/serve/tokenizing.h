@@ -1,8 +1,8 @@
 // The task that gives a prompt's token ids: one Tokens reply without text in a step, then the end.
 // It makes no sequence, so that the context is no limit, and an empty text has no ids.
 //
-// The prompt is encoded as a whole when the task is made, which holds the engine up: some 60 ms for
-// a megabyte of English text, a second for the largest request.
+// The prompt is encoded as a whole when the task is made, which holds the engine up as long as it
+// takes: time and memory are linear in the text, which kMaxRequestBytes bounds.
 #pragma once
 
 #include <memory>

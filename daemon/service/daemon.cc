@@ -177,6 +177,8 @@ Result<void> Control::take_locks() {
     if (!passed_socket_) {
         XP_CHECK(make_directory(config_.socket.parent_path(), "socket"));
         XP_TRY(socket_lock_, naming_key(lock_socket_path(config_.socket), "socket"));
+        // What would make bind() fail, before minutes of loading.
+        XP_CHECK(check_socket_path(config_.socket));
     }
     return {};
 }

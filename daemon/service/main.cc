@@ -20,7 +20,11 @@ int main(int argc, char** argv) {
     app.name("expertpackd");
     std::string config_path = xp::kDefaultConfigPath;
     bool check_only = false;
-    app.add_option("--config", config_path, "Configuration file")->capture_default_str();
+    app.add_option("--config", config_path, "Configuration file")
+        ->check([](const std::string& text) {
+            return text.empty() ? "the path is empty" : std::string();
+        })
+        ->capture_default_str();
     app.add_flag("--check-config", check_only, "Check the configuration file, and exit");
     app.set_version_flag("--version", std::string("expertpackd ") + XP_VERSION);
     try {

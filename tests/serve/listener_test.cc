@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +15,7 @@
 namespace xp {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using scripted::TempDir;
 
@@ -98,6 +101,61 @@ TEST(Listener, APathTooLongForASocketNamesTheLimit) {
     const auto listener = Listener::bind(dir / std::string(120, 'x'), UniqueFd());
     ASSERT_FALSE(listener);
     EXPECT_THAT(listener.error().message, HasSubstr("1 to 107"));
+}
+
+TEST(Listener, ThePathIsCheckedWithoutBinding) {
+    const TempDir dir;
+    EXPECT_TRUE(check_socket_path(dir / "d.sock"));
+    EXPECT_FALSE(std::filesystem::exists(dir / "d.sock"));
+    std::ofstream(dir / "file") << "precious";
+    const auto message = [](const Path& path) {
+        const auto checked = check_socket_path(path);
+        return checked ? "no error" : checked.error().message;
+    };
+    EXPECT_THAT(message(dir / "file"), HasSubstr("another kind of file, not a socket"));
+    EXPECT_THAT(message(dir / std::string(120, 'x')), HasSubstr("1 to 107"));
+    EXPECT_THAT(message(dir / "none" / "d.sock"),
+                AllOf(HasSubstr((dir / "none").string()), HasSubstr("No such file"),
+                      HasSubstr("[daemon] socket")));
+    EXPECT_THAT(message(dir / "file" / "d.sock"), HasSubstr("Not a directory"));
+    const auto listener = listen_at(dir / "d.sock");
+    ASSERT_TRUE(listener);
+    EXPECT_TRUE(check_socket_path(dir / "d.sock"));  // as one that a dead daemon left
+}
+
+TEST(Listener, ADirectoryThatIsNotForUsToWriteIsNamed) {
+    const TempDir dir;
+    const Path closed = dir / "closed";
+    ASSERT_TRUE(std::filesystem::create_directory(closed));
+    ASSERT_EQ(::chmod(closed.c_str(), 0555), 0);
+    ASSERT_EQ(::chmod(closed.parent_path().c_str(), 0755), 0);
+    // Root may write everywhere, so that a child asks as somebody else.
+    const pid_t child = ::fork();
+    if (child == 0) {
+        if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(125);
+        const auto checked = check_socket_path(closed / "d.sock");
+        const std::string message = checked ? "" : checked.error().message;
+        ::_exit(message.find(closed.string()) != message.npos &&
+                message.find("Permission denied") != message.npos ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Listener, NoticesThatItsFileIsGoneOrReplacedAndLeavesTheOtherAlone) {
+    const TempDir dir;
+    {
+        auto listener = listen_at(dir / "d.sock");
+        ASSERT_TRUE(listener);
+        EXPECT_TRUE(listener->reachable());
+        std::filesystem::rename(dir / "d.sock", dir / "moved");
+        EXPECT_FALSE(listener->reachable());
+        std::ofstream(dir / "d.sock") << "precious";
+        EXPECT_FALSE(listener->reachable());
+    }
+    EXPECT_EQ(std::filesystem::file_size(dir / "d.sock"), 8u);
 }
 
 TEST(Listener, AdoptsAListeningSeqpacketSocketOnly) {

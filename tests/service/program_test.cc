@@ -10,6 +10,7 @@ namespace xp {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using scripted::Process;
 using scripted::TempDir;
 
@@ -74,6 +75,31 @@ TEST_F(ProgramTest, APackThatIsNotThereIsNamed) {
     EXPECT_THAT(outcome.output, HasSubstr("model \"demo\""));
     EXPECT_THAT(outcome.output, HasSubstr("none.xpack"));
     EXPECT_TRUE(std::filesystem::is_directory(dir_ / "state"));
+}
+
+// The pack is not there either, so that an error about the socket shows that it came first.
+TEST_F(ProgramTest, WhatCannotBecomeASocketIsFoundBeforeModelsAreLoaded) {
+    const std::string path = valid();
+    std::ofstream(dir_ / "d.sock") << "precious";
+    Outcome outcome = run({XP_DAEMON, "--config", path});
+    EXPECT_EQ(outcome.code, 78) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr((dir_ / "d.sock").string() +
+                                          " exists and is another kind of file, not a socket"));
+    EXPECT_THAT(outcome.output, Not(HasSubstr("none.xpack")));
+    EXPECT_EQ(std::filesystem::file_size(dir_ / "d.sock"), 8u);
+
+    outcome = run({XP_DAEMON, "--config",
+                   config("[daemon]\nsocket = \"d.sock/x.sock\"\nstate_dir = \"state\"\n"
+                          "[[model]]\nname = \"demo\"\npack = \"none.xpack\"\n")});
+    EXPECT_EQ(outcome.code, 1) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("[daemon] socket"));
+    EXPECT_THAT(outcome.output, Not(HasSubstr("none.xpack")));
+}
+
+TEST_F(ProgramTest, AnEmptyConfigurationPathNamesTheOption) {
+    const Outcome outcome = run({XP_DAEMON, "--config", "", "--check-config"});
+    EXPECT_EQ(outcome.code, 2) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("--config"));
 }
 
 // The unit with a program that exists anywhere in place of the installed one.
