@@ -12,6 +12,7 @@
 #include <toml++/toml.h>
 
 #include "daemon/base/size.h"
+#include "daemon/gguf/cursor.h"
 
 namespace xp {
 namespace {
@@ -63,6 +64,33 @@ std::string join(std::span<const std::string_view> words, std::string_view quote
         text += fmt::format("{}{}{}{}", text.empty() ? "" : ", ", quote, word, quote);
     }
     return text;
+}
+
+// A value as a message tells it.
+std::string shown(const toml::node& node) {
+    if (const auto* number = node.as_integer()) {
+        return fmt::format("{}", number->get());
+    }
+    if (const auto* number = node.as_floating_point()) {
+        return fmt::format("{}", number->get());
+    }
+    if (const auto* value = node.as_boolean()) {
+        return value->get() ? "true" : "false";
+    }
+    if (const auto* string = node.as_string()) {
+        return quote_name(string->get());
+    }
+    return node.is_array() ? "a list" : node.is_table() ? "a table" : "a date or time";
+}
+
+// The line of a syntax error, whose description names no key.
+std::string_view line_of(std::string_view text, size_t number) {
+    for (; number > 1; --number) {
+        const size_t end = text.find('\n');
+        text.remove_prefix(end == text.npos ? text.size() : end + 1);
+    }
+    text = text.substr(0, text.find_first_of("\r\n"));
+    return text.substr(std::min(text.find_first_not_of(" \t"), text.size()));
 }
 
 class Reader {
@@ -219,7 +247,8 @@ std::optional<int64_t> Reader::integer(Section& section, std::string_view key, i
     if (value && value->get() >= least && value->get() <= most) {
         return value->get();
     }
-    complain(*node, "{} {} must be a whole number from {} to {}", section.title, key, least, most);
+    complain(*node, "{} {} must be a whole number from {} to {}, not {}", section.title, key, least,
+             most, shown(*node));
     return std::nullopt;
 }
 
@@ -228,20 +257,17 @@ std::optional<uint64_t> Reader::size(Section& section, std::string_view key) {
     if (!node) {
         return std::nullopt;
     }
-    std::string why;
     if (const auto* number = node->as_integer()) {
         if (number->get() > 0) {
             return static_cast<uint64_t>(number->get());
         }
     } else if (const auto* string = node->as_string()) {
-        auto bytes = parse_size(string->get());
-        if (bytes && *bytes > 0) {
+        if (const auto bytes = parse_size(string->get()); bytes && *bytes > 0) {
             return *bytes;
         }
-        why = bytes ? "" : ": " + bytes.error().message;
     }
-    complain(*node, "{} {} must be a size above 0, as \"64MiB\", \"21GiB\" or a number of bytes{}",
-             section.title, key, why);
+    complain(*node, "{} {} must be a size above 0 and below 2^64 bytes, as \"64MiB\", \"21GiB\" or "
+             "a number of bytes, not {}", section.title, key, shown(*node));
     return std::nullopt;
 }
 
@@ -467,8 +493,9 @@ Result<DaemonConfig> parse_config(std::string_view toml, const Path& path) {
         const toml::table root = toml::parse(toml);
         return Reader(path).read(root);
     } catch (const toml::parse_error& error) {
-        return make_error(ErrorCode::kInvalidArgument, "{}:{}: {}", path.string(),
-                          error.source().begin.line, error.description());
+        const auto line = error.source().begin.line;
+        return make_error(ErrorCode::kInvalidArgument, "{}:{}: {} (the line is {})", path.string(),
+                          line, error.description(), quote_name(line_of(toml, line)));
     }
 }
 

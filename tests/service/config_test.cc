@@ -190,6 +190,68 @@ TEST(Config, WrongTypesAndValuesAreErrorsWithTheirLine) {
     }
 }
 
+// Each numeric key, with what is below, above, no number, and no whole one.
+TEST(Config, ANumberOutOfPlaceIsToldWithKeyValueAndRange) {
+    struct Key {
+        const char* section;
+        const char* key;
+        const char* range;
+    };
+    const Key keys[] = {{"", "context", "16 to 67108864"},
+                        {"[engine]\n", "threads", "0 to 1024"},
+                        {"[engine]\n", "chunk_rows", "1 to 8192"},
+                        {"[limits]\n", "clients", "1 to 1024"},
+                        {"[limits]\n", "clients_per_user", "1 to 1024"},
+                        {"[limits]\n", "queue", "1 to 4000"},
+                        {"[limits]\n", "requests_per_user", "1 to 4000"},
+                        {"[limits]\n", "requests_per_client", "1 to 256"}};
+    const std::pair<const char*, const char*> values[] = {
+        {"-1", "-1"}, {"9223372036854775807", "9223372036854775807"}, {"''", "''"},
+        {"'7'", "'7'"}, {"'0x10'", "'0x10'"}, {"1.5", "1.5"}, {"true", "true"}, {"[1]", "a list"},
+        {"{a = 1}", "a table"}, {"1979-05-27", "a date or time"}};
+    for (const Key& key : keys) {
+        for (const auto& [value, told] : values) {
+            const std::string line = std::string(key.key) + " = " + value;
+            EXPECT_THAT(error_of(key.section + line + "\n"),
+                        AllOf(HasSubstr(*key.section ? ":5: " : ":4: "), HasSubstr(key.key),
+                              HasSubstr(std::string("whole number from ") + key.range + ", not " +
+                                        told)))
+                << line;
+        }
+        // What is no number at all for TOML.
+        for (const char* value : {"010", "", "99999999999999999999", "-99999999999999999999", "0x",
+                                  "1_", "5MiB"}) {
+            const std::string line = std::string(key.key) + " = " + value;
+            EXPECT_THAT(error_of(key.section + line + "\n"),
+                        AllOf(HasSubstr(*key.section ? ":5: " : ":4: "),
+                              HasSubstr("(the line is '" + line + "')")))
+                << line;
+        }
+    }
+}
+
+TEST(Config, ASizeOutOfPlaceIsToldWithKeyValueAndRange) {
+    const std::pair<const char*, const char*> keys[] = {
+        {"", "cache"}, {"[cache]\n", "experts"}, {"[limits]\n", "request_bytes_per_user"}};
+    const std::pair<const char*, const char*> values[] = {
+        {"0", "0"}, {"-1", "-1"}, {"''", "''"}, {"'-5MiB'", "'-5MiB'"}, {"'0GiB'", "'0GiB'"},
+        {"'0x10'", "'0x10'"}, {"'1.5GiB'", "'1.5GiB'"}, {"'12 GB'", "'12 GB'"},
+        {"'16777216TiB'", "'16777216TiB'"}, {"'18446744073709551616'", "'18446744073709551616'"},
+        {"1.5", "1.5"}, {"\"a\\nb\"", "'a\\x0ab'"}};
+    for (const auto& [section, key] : keys) {
+        for (const auto& [value, told] : values) {
+            const std::string line = std::string(key) + " = " + value;
+            EXPECT_THAT(error_of(section + line + "\n"),
+                        AllOf(HasSubstr(*section ? ":5: " : ":4: "), HasSubstr(key),
+                              HasSubstr("must be a size above 0 and below 2^64 bytes"),
+                              HasSubstr(std::string(", not ") + told)))
+                << line;
+        }
+        EXPECT_THAT(error_of(section + std::string(key) + " = 010\n"),
+                    HasSubstr(std::string("(the line is '") + key + " = 010')"));
+    }
+}
+
 TEST(Config, WhatNeedsCudaIsAnErrorInABuildWithoutIt) {
     EXPECT_THAT(error_of("[cache]\nram_tier = \"8GiB\"\n"),
                 AllOf(HasSubstr(":5: "), HasSubstr("ram_tier"), HasSubstr("CUDA")));
