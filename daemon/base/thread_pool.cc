@@ -6,7 +6,8 @@ namespace xp {
 namespace {
 
 // A worker looks this often for the next loop before it sleeps. Operators follow one another
-// within microseconds, and waking a sleeping thread costs 50-150 µs on a virtual machine.
+// at once, and waking a sleeping thread takes longer than many of them, above all on virtual
+// machines.
 constexpr int kSpins = 2000;
 
 inline void pause_cpu() {
@@ -19,10 +20,17 @@ inline void pause_cpu() {
 
 ThreadPool::ThreadPool(unsigned n_threads) {
     XP_ASSERT(n_threads >= 1);
-    for (unsigned i = 1; i < n_threads; ++i) workers_.emplace_back([this] { work(); });
+    try {
+        for (unsigned i = 1; i < n_threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (...) {
+        end();  // those that did start
+        throw;
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
     {
         std::lock_guard lock(mutex_);
         stop_ = true;

@@ -28,6 +28,7 @@ public:
     void run(uint64_t n_tasks, const std::function<void(uint64_t)>& task);
 
 private:
+    void end();
     void work();
     void drain(const std::function<void(uint64_t)>& task);
 
