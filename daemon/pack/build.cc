@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <new>
+#include <system_error>
+
 #include "daemon/base/memory.h"
 #include "daemon/pack/build_plan.h"
 #include "daemon/pack/build_stream.h"
@@ -136,6 +139,19 @@ Result<void> run_build(const GgufFile& source, const BuildPlan& plan, Destinatio
     return finish(plan, state, destination);
 }
 
+// What the last flush of the journal names stays; unflushed records may be cut off in the middle.
+Result<void> run_build_guarded(const GgufFile& source, const BuildPlan& plan,
+                               Destination& destination, const BuildOptions& options) {
+    try {
+        return run_build(source, plan, destination, options);
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorCode::kNoMemory, "out of memory"};
+    } catch (const std::system_error& error) {
+        return errno_error(error.code().value(), "cannot start the threads of a build; it needs "
+                                                 "more memory, or a higher limit on threads");
+    }
+}
+
 }  // namespace
 
 Result<void> build_pack(const Path& source_path, const Path& destination_path,
@@ -145,13 +161,13 @@ Result<void> build_pack(const Path& source_path, const Path& destination_path,
            Destination::open(destination_path, options.stripe_directories));
     XP_TRY(const BuildPlan plan,
            plan_build(source, destination.stripe_names(), options.mxfp4_layout));
-    auto built = run_build(source, plan, destination, options);
+    auto built = run_build_guarded(source, plan, destination, options);
     if (built) return {};
     Error error = std::move(built).error();
     std::error_code ignored;
     const bool resumable = std::filesystem::exists(destination.directory() / kJournalName, ignored);
     if (resumable && (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kNoSpace ||
-                      error.code == ErrorCode::kIo)) {
+                      error.code == ErrorCode::kNoMemory || error.code == ErrorCode::kIo)) {
         error.message += "; finished layers are kept: run the same build again to go on";
     }
     return error;

@@ -31,7 +31,7 @@ struct BuildOptions {
     // Kept free on every target file system, beyond what the pack needs.
     uint64_t reserve_bytes = uint64_t{64} << 20;
     // Progress becomes durable after this many bytes of experts, at the end of a tensor: what a
-    // crash may cost, against a drive flush each time (65 ms on a busy virtual disk).
+    // crash may cost, against waiting for a drive to flush each time.
     uint64_t sync_bytes = uint64_t{256} << 20;
     std::function<void(const BuildProgress&)> progress = nullptr;  // called often
     // Polled between objects; true ends the build with kCancelled, resumable.

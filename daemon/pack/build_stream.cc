@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 
 #include "daemon/gguf/payload.h"
 #include "daemon/pack/format.h"
@@ -114,22 +115,27 @@ Result<void> BuildStream::read(const Chunk& chunk, PageBuffer& buffer) const {
 
 Result<void> BuildStream::handle_current(const Chunk& next, const TensorToWrite::Sink& sink) {
     const BuildStep::Kind kind = plan_.steps[current_.step].kind;
-    std::array<Result<void>, kTasks> results;
-    pool_.run(kTasks, [&](uint64_t task) {
+    const auto run_task = [&](uint64_t task) -> Result<void> {
         switch (task) {
-            case 0: results[0] = read(next, next_buffer_); break;
-            case 1: hash_file(); break;
+            case 0: return read(next, next_buffer_);
+            case 1: hash_file(); return {};
             case 2:
                 if (kind == BuildStep::Kind::kExperts) hash_slice();
-                break;
-            case 3:
-                if (kind != BuildStep::Kind::kSkip) results[3] = check_values();
-                if (!results[3]) break;
-                if (kind == BuildStep::Kind::kExperts) results[3] = store_expert();
-                if (kind == BuildStep::Kind::kResident) {
-                    results[3] = sink({current_buffer_.data(), current_.bytes});
-                }
-                break;
+                return {};
+            default:
+                if (kind == BuildStep::Kind::kSkip) return {};
+                XP_CHECK(check_values());
+                if (kind == BuildStep::Kind::kExperts) return store_expert();
+                return sink({current_buffer_.data(), current_.bytes});
+        }
+    };
+    std::array<Result<void>, kTasks> results;
+    pool_.run(kTasks, [&](uint64_t task) {
+        try {
+            results[task] = run_task(task);
+        } catch (const std::bad_alloc&) {
+            // Nothing may leave a thread of the pool. The text fits without an allocation.
+            results[task] = Error{ErrorCode::kNoMemory, "out of memory"};
         }
     });
     for (Result<void>& result : results) XP_CHECK(std::move(result));

@@ -86,6 +86,17 @@ Result<Destination> Destination::open(const Path& directory,
                               "{}, named for a stripe, is not a directory",
                               path.parent_path().native());
         }
+        for (size_t other = 0; other + 1 < s; ++other) {
+            if (!std::filesystem::equivalent(stripe_directories[other], path.parent_path(),
+                                             ignored)) {
+                continue;
+            }
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{} and {}, named for two stripes, are the same directory; stripes "
+                              "are for different drives, name each once",
+                              stripe_directories[other].native(),
+                              stripe_directories[s - 1].native());
+        }
         if (!is_utf8(path.native())) {
             return make_error(ErrorCode::kInvalidArgument,
                               "{} is not UTF-8 and cannot be named in a manifest",

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StartsWith;
 using Json = nlohmann::json;
 
 struct Outcome {
@@ -27,7 +29,8 @@ struct Outcome {
 
 class Program : public testing::Test {
 protected:
-    pid_t start(std::vector<std::string> arguments) const {
+    // With `memory`, the most bytes of address space.
+    pid_t start(std::vector<std::string> arguments, uint64_t memory = 0) const {
         arguments.insert(arguments.begin(), XP_PACK_PROGRAM);
         std::vector<char*> argv;
         for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -36,6 +39,8 @@ protected:
         if (child == 0) {
             ::dup2(::open((scratch_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
             ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
+            const rlimit limit{memory, memory};
+            if (memory > 0) ::setrlimit(RLIMIT_AS, &limit);
             ::execv(argv[0], argv.data());
             ::_exit(127);
         }
@@ -47,8 +52,8 @@ protected:
         return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
                 read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
     }
-    Outcome run(std::vector<std::string> arguments) const {
-        return finish(start(std::move(arguments)));
+    Outcome run(std::vector<std::string> arguments, uint64_t memory = 0) const {
+        return finish(start(std::move(arguments), memory));
     }
     const Scratch scratch_;
     const std::string pack_ = scratch_ / "m.xpack";
@@ -118,6 +123,109 @@ TEST_F(Program, FailsWithOneLineAndNoHelp) {
     expect_line({"build", "/none.gguf", pack_}, 1, "/none.gguf");
     expect_line({"build", kTinyModel, pack_, "--reserve", "512TiB"}, 1, "not enough space");
     expect_line({"info", pack_}, 1, "not an expert pack");
+    for (const char* size : {"", "-5", "0x10", "1.5GiB", "16777216TiB", "18446744073709551616"}) {
+        expect_line({"build", kTinyModel, pack_, "--reserve", size}, 2,
+                    "--reserve: \"" + std::string(size) + "\" is not a size");
+    }
+    expect_line({"build", kTinyModel, pack_, "--reserve"}, 2, "--reserve");
+}
+
+TEST_F(Program, AnEmptyPathIsAUsageErrorThatNamesTheArgument) {
+    const std::pair<std::vector<std::string>, const char*> cases[] = {
+        {{"build", "", pack_}, "SRC"},
+        {{"build", kTinyModel, ""}, "DST"},
+        {{"build", kTinyModel, pack_, "--stripe", ""}, "--stripe"},
+        {{"info", ""}, "PACK"},
+        {{"verify", ""}, "PACK"},
+        {{"verify", pack_, "--against", ""}, "--against"}};
+    for (const auto& [arguments, name] : cases) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.status, 2) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(std::string(name) + ": the path is empty"));
+    }
+    EXPECT_FALSE(std::filesystem::exists(pack_));
+}
+
+// A newline, an escape sequence, a C1 control character and a byte that is no UTF-8.
+constexpr char kHostile[] = "a\n\x1b[31m\xc2\x9b\xff-\xc3\xa9";
+constexpr char kHostileShown[] = "a\\x0a\\x1b[31m\\xc2\\x9b\\xff-\xc3\xa9";
+
+TEST_F(Program, NamesReachTerminalsWithoutControlCharacters) {
+    const std::string pack = scratch_ / (std::string(kHostile) + ".xpack");
+    const auto expect_shown = [&](const std::string& text) {
+        EXPECT_THAT(text, HasSubstr(std::string(kHostileShown) + ".xpack"));
+        EXPECT_EQ(text.find('\x1b'), text.npos) << text;
+        EXPECT_EQ(text.find('\xff'), text.npos) << text;
+    };
+    expect_shown(run({"info", pack}).err);
+    expect_shown(run({"verify", pack}).err);
+    expect_shown(run({"build", pack, pack_}).err);
+    expect_shown(run({"build", kTinyModel, pack_, "--layout", pack}).err);
+
+    Outcome outcome = run({"build", kTinyModel, pack, "-q"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    expect_shown(outcome.out);
+    expect_shown(run({"verify", pack}).out);
+    flip_byte(pack + "/experts.000.xpk", 4096 + 10);
+    outcome = run({"verify", pack, "--deep"});
+    EXPECT_EQ(outcome.status, 1);
+    expect_shown(outcome.err);
+    // JSON stays JSON, the byte replaced.
+    outcome = run({"verify", pack, "--deep", "--json"});
+    EXPECT_THAT(Json::parse(outcome.out)["pack"].get<std::string>(),
+                HasSubstr("a\n\x1b[31m\xc2\x9b\xef\xbf\xbd-\xc3\xa9.xpack"));
+}
+
+TEST_F(Program, NamesFromFilesReachTerminalsWithoutControlCharacters) {
+    GgufMetadata metadata = small_metadata();
+    metadata.set("general.name", GgufValue::string("b\n\x1b]0;title\x07\xc2\x85"));
+    const std::string shown = "b\\x0a\\x1b]0;title\\x07\\xc2\\x85";
+    ASSERT_TRUE(write_gguf(scratch_ / "m.gguf", metadata, mixed_tensors()));
+    ASSERT_EQ(run({"build", scratch_ / "m.gguf", pack_, "-q"}).status, 0);
+    const Outcome outcome = run({"info", pack_});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("model         " + shown + " (mixed)\n"));
+    EXPECT_EQ(outcome.out.find('\x1b'), outcome.out.npos);
+    EXPECT_EQ(Json::parse(run({"info", pack_, "--json"}).out)["model_name"],
+              "b\n\x1b]0;title\x07\xc2\x85");
+}
+
+// Address space from what does not even load the program to what is enough: somewhere between,
+// every allocation fails once.
+TEST_F(Program, TooLittleMemoryIsOneLineAndABuildGoesOnLater) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "sanitizers reserve terabytes of addresses";
+#endif
+    constexpr uint64_t kMiB = uint64_t{1} << 20;
+    int short_of_memory = 0;
+    int done = 0;
+    for (uint64_t limit = 8 * kMiB; limit < 512 * kMiB && done == 0; limit += 4 * kMiB) {
+        const Outcome outcome = run({"build", kTinyModel, pack_, "-q"}, limit);
+        SCOPED_TRACE(fmt::format("{} bytes: {} {}", limit, outcome.status, outcome.err));
+        done += outcome.status == 0;
+        if (outcome.status == 0 || outcome.status == 127) continue;  // done, or not loaded
+        ASSERT_EQ(outcome.status, 1);
+        EXPECT_THAT(outcome.err, StartsWith("xp-pack: "));
+        EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1);
+        short_of_memory += outcome.err.find("memory") != std::string::npos;
+    }
+    EXPECT_GT(short_of_memory, 0);
+    EXPECT_EQ(done, 1);
+    EXPECT_EQ(run({"verify", pack_, "--against", kTinyModel}).status, 0);
+}
+
+TEST_F(Program, AHeaderLargerThanMemoryIsOneLine) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "sanitizers reserve terabytes of addresses";
+#endif
+    GgufMetadata metadata = small_metadata();
+    const std::vector<std::string> tokens(40'000, std::string(1000, 'x'));
+    metadata.set("tokenizer.ggml.tokens", GgufValue::strings(tokens));
+    ASSERT_TRUE(write_gguf(scratch_ / "large.gguf", metadata, mixed_tensors()));
+    const Outcome outcome = run({"build", scratch_ / "large.gguf", pack_}, uint64_t{40} << 20);
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_EQ(outcome.err, "xp-pack: not enough memory\n");
+    EXPECT_FALSE(std::filesystem::exists(pack_));
 }
 
 TEST_F(Program, PrintsVersionAndHelpOnStdout) {

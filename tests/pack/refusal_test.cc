@@ -180,6 +180,22 @@ TEST(BuildRefuses, ToOverwriteAStripeOfAnotherPack) {
     EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
 }
 
+TEST(BuildRefuses, ADirectoryNamedForTwoStripes) {
+    const Scratch scratch;
+    const Path a = scratch.make_directory("a");
+    const Path b = scratch.make_directory("b");
+    std::filesystem::create_directory_symlink(b, scratch / "link");
+    for (const Path& again : {b, scratch / "a/../b", b / ".", scratch / "link", b / ""}) {
+        EXPECT_THAT(refusal(kTinyModel, scratch / "m.xpack", ErrorCode::kInvalidArgument,
+                            {.stripe_directories = {a, b, again}}),
+                    HasSubstr(b.native() + " and " + again.native() +
+                              ", named for two stripes, are the same directory"));
+    }
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+    EXPECT_TRUE(std::filesystem::is_empty(b));
+    build_or_fail(kTinyModel, scratch / "m.xpack", {.stripe_directories = {a, b}});
+}
+
 TEST(BuildRefuses, ASecondBuilder) {
     const Scratch scratch;
     const Path destination = scratch.make_directory("m.xpack");

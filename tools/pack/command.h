@@ -11,7 +11,8 @@
 
 namespace xp {
 
-// Exit codes of xp-pack; 2, wrong usage, is the command line parser's. 130 is what shells show.
+// Exit codes of xp-pack, which its help tells. Too little memory is kExitFailed, as is too little
+// space; 130 is what shells show for an interrupted program.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;

@@ -8,6 +8,7 @@
 #include "daemon/pack/pack.h"
 #include "tools/pack/command.h"
 #include "tools/pack/progress_line.h"
+#include "tools/pack/terminal_text.h"
 
 namespace xp {
 
@@ -42,9 +43,9 @@ int run_build(const BuildCommand& command) {
         return kExitOk;
     }
     fmt::print("{}: {} experts, {} in {} {}, built in {:.1f} s ({}/s)\n",
-               command.destination.native(), manifest->n_objects, format_size(stripe_bytes),
-               manifest->stripes.size(), manifest->stripes.size() == 1 ? "stripe" : "stripes",
-               seconds,
+               terminal_text(command.destination.native()), manifest->n_objects,
+               format_size(stripe_bytes), manifest->stripes.size(),
+               manifest->stripes.size() == 1 ? "stripe" : "stripes", seconds,
                format_size(static_cast<uint64_t>(
                    static_cast<double>(last.total_bytes - last.resumed_bytes) /
                    std::max(seconds, 1e-3))));

@@ -6,6 +6,7 @@
 #include "daemon/base/size.h"
 #include "daemon/pack/pack.h"
 #include "tools/pack/command.h"
+#include "tools/pack/terminal_text.h"
 
 namespace xp {
 
@@ -55,18 +56,20 @@ int run_info(const InfoCommand& command) {
         fmt::print("{}", format_manifest(*manifest));
         return kExitOk;
     }
-    fmt::print("model         {} ({})\n", manifest->model_name, manifest->architecture);
+    fmt::print("model         {} ({})\n", terminal_text(manifest->model_name),
+               terminal_text(manifest->architecture));
     fmt::print("identity      {}\n", to_hex(manifest->identity));
     uint64_t expert_bytes = 0;
     for (const PackLayer& layer : manifest->layers) expert_bytes += layer.n_experts * layer.stride;
     fmt::print("experts       {} in {} layers, {}\n", manifest->n_objects, manifest->layers.size(),
                format_size(expert_bytes));
     for (const PackStripe& stripe : manifest->stripes) {
-        fmt::print("stripe        {} ({})\n", stripe.path, format_size(stripe.bytes));
+        fmt::print("stripe        {} ({})\n", terminal_text(stripe.path),
+                   format_size(stripe.bytes));
     }
     for (const PackSourceFile& source : manifest->sources) {
-        fmt::print("source        {} ({}, sha256 {})\n", source.name, format_size(source.bytes),
-                   to_hex(source.digest));
+        fmt::print("source        {} ({}, sha256 {})\n", terminal_text(source.name),
+                   format_size(source.bytes), to_hex(source.digest));
     }
     fmt::print("\n");
     print_layers(*manifest);

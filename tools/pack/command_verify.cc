@@ -7,6 +7,7 @@
 #include "daemon/pack/verify.h"
 #include "tools/pack/command.h"
 #include "tools/pack/progress_line.h"
+#include "tools/pack/terminal_text.h"
 
 namespace xp {
 
@@ -29,16 +30,14 @@ int run_verify(const VerifyCommand& command) {
         fmt::print("{}\n", json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
     } else if (report->faults.empty()) {
         const bool bytes = command.deep || command.against;
-        fmt::print("{}: {}\n", command.pack.native(),
+        fmt::print("{}: {}\n", terminal_text(command.pack.native()),
                    bytes ? fmt::format("all is well: {} experts, {} checked",
                                        report->checked_objects, format_size(report->checked_bytes))
                          : std::string("structure is well; --deep checks the stored bytes"));
     }
     if (report->faults.empty()) return kExitOk;
-    for (const std::string& fault : report->faults) {
-        std::fprintf(stderr, "xp-pack: %s\n", fault.c_str());
-    }
-    std::fprintf(stderr, "xp-pack: %s has faults\n", command.pack.c_str());
+    for (const std::string& fault : report->faults) print_error(fault);
+    print_error(command.pack.native() + " has faults");
     return kExitFailed;
 }
 

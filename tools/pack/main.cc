@@ -4,13 +4,16 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "daemon/base/file.h"
 #include "daemon/base/size.h"
 #include "tools/pack/command.h"
+#include "tools/pack/terminal_text.h"
 
 namespace xp {
 
@@ -29,14 +32,26 @@ CLI::Validator size_text() {
         "SIZE");
 }
 
+// What an unset variable of a script leaves of a path.
+CLI::Validator not_empty() {
+    return CLI::Validator(
+        [](std::string& path) { return path.empty() ? "the path is empty" : std::string(); },
+        "PATH");
+}
+
 void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::string& reserve) {
     CLI::App* build = app.add_subcommand(
         "build", "Build the pack DST from the GGUF SRC; goes on with an unfinished one");
-    build->add_option("SRC", command.source, "GGUF file, any shard of a split one")->required();
-    build->add_option("DST", command.destination, "Directory to make, NAME.xpack")->required();
+    build->add_option("SRC", command.source, "GGUF file, any shard of a split one")
+        ->required()
+        ->check(not_empty());
+    build->add_option("DST", command.destination, "Directory to make, NAME.xpack")
+        ->required()
+        ->check(not_empty());
     build->add_option("--stripe", command.stripe_directories,
                       "Directory on another drive for a further stripe; may be repeated")
-        ->allow_extra_args(false);
+        ->allow_extra_args(false)
+        ->check(not_empty());
     build->add_option("--layout", layout, "How MXFP4 matrices are stored: split or ggml")
         ->check(CLI::IsMember({"split", "ggml"}))
         ->capture_default_str();
@@ -51,9 +66,12 @@ void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::s
 
 void add_verify(CLI::App& app, VerifyCommand& command, std::string& against) {
     CLI::App* verify = app.add_subcommand("verify", "Check PACK; exit code 1 if it has faults");
-    verify->add_option("PACK", command.pack, "Pack directory")->required();
+    verify->add_option("PACK", command.pack, "Pack directory")
+        ->required()
+        ->check(not_empty());
     verify->add_flag("--deep", command.deep, "Every stored byte against the pack's checksums");
-    verify->add_option("--against", against, "Every byte against this GGUF");
+    verify->add_option("--against", against, "Every byte against this GGUF")
+        ->check(not_empty());
     verify->add_flag("--json", command.json, "Print the outcome as JSON");
     verify->add_flag("--quiet,-q", command.quiet, "No progress");
 }
@@ -62,6 +80,9 @@ int run(int argc, char** argv) {
     CLI::App app("Builds expert packs from GGUF files, shows and checks them.", "xp-pack");
     app.set_version_flag("--version", "xp-pack " XP_VERSION);
     app.require_subcommand(1);
+    app.footer("Exit codes: 0 done; 1 failed, faults found, or too little space or memory; 2 wrong "
+               "usage; 130 interrupted.\nA build that failed for space or memory, or was "
+               "interrupted, goes on when it is run again.");
     BuildCommand build;
     InfoCommand info;
     VerifyCommand verify;
@@ -70,14 +91,14 @@ int run(int argc, char** argv) {
     std::string against;
     add_build(app, build, layout, reserve);
     CLI::App* show = app.add_subcommand("info", "Show what PACK holds");
-    show->add_option("PACK", info.pack, "Pack directory")->required();
+    show->add_option("PACK", info.pack, "Pack directory")->required()->check(not_empty());
     show->add_flag("--json", info.json, "Print it as JSON");
     add_verify(app, verify, against);
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
         if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-        std::fprintf(stderr, "xp-pack: %s (see xp-pack --help)\n", error.what());
+        print_error(fmt::format("{} (see xp-pack --help)", error.what()));
         return kExitUsage;
     }
     watch_signals();
@@ -109,7 +130,7 @@ void watch_signals() {
 bool interrupted() { return interrupted_flag != 0; }
 
 int report_error(const Error& error) {
-    std::fprintf(stderr, "xp-pack: %s\n", error.message.c_str());
+    print_error(error.message);
     return error.code == ErrorCode::kCancelled ? kExitInterrupted : kExitFailed;
 }
 
@@ -121,13 +142,16 @@ int main(int argc, char** argv) {
     try {
         code = xp::run(argc, argv);
     } catch (const std::system_error& error) {  // of the output, or a thread that did not start
-        std::fprintf(stderr, "xp-pack: %s\n", error.what());
+        xp::print_error(error.what());
+        return xp::kExitFailed;
+    } catch (const std::bad_alloc&) {
+        // Nothing that would need memory itself.
+        std::fputs("xp-pack: not enough memory\n", stderr);
         return xp::kExitFailed;
     }
     // A result that nobody got is no success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-        std::fprintf(stderr, "xp-pack: cannot write to standard output: %s\n",
-                     std::strerror(errno));
+        xp::print_error(fmt::format("cannot write to standard output: {}", std::strerror(errno)));
         return code == xp::kExitOk ? xp::kExitFailed : code;
     }
     return code;
