@@ -21,8 +21,8 @@
 
 namespace xp::shm {
 
-// Four million tokens of text: more than any model's context, while reading and checking it keeps
-// the daemon's ring thread for 10 to 20 ms, once its memory is warm (130 ms before).
+// Four million tokens of text: more than any model's context, and a bound on how long the daemon's
+// ring thread reads and checks one before it serves others.
 inline constexpr uint32_t kMaxEnclosedBytes = uint32_t{16} << 20;
 
 // A sealed memfd that holds `message`; nothing, and `error`, when memory or descriptors are short.

@@ -24,11 +24,10 @@ public:
     virtual size_t choose_victim(std::span<const ExpertNumber> candidates) = 0;
 };
 
-// LFU halves all its counts every so many requests per slot. Replayed on routing traces of 300
-// tokens (OLMoE, Kimi-Linear), 4 had the fewest misses of 1, 2, 4 ... 64 at most sizes from 20 to
-// 50 % of all experts: 2 to 15 % fewer than LRU, where counts that never age had up to 11 % more
-// than LRU. Below one token's working set 16 would be better (66 instead of 72 % misses on OLMoE;
-// LRU misses everything there).
+// LFU halves all its counts every so many requests per slot. Replayed on routing traces of two
+// models, 4 had the fewest misses of 1, 2, 4 ... 64 at most cache sizes, and fewer than LRU; counts
+// that never age had more than LRU. Below one token's working set 16 would be better; LRU misses
+// everything there.
 inline constexpr uint32_t kLfuAgeingSlots = 4;
 
 // "lfu": least frequently used with ageing, ties to the least recently used. "lru".

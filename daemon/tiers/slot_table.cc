@@ -127,9 +127,9 @@ void SlotTable::end_reading(Slot& slot) {
 }
 
 // One pass over the slots of the class for a whole round of reads, and only when no slot is free;
-// then one pass over the candidates per victim. Measured, for a round of 8: 6 µs per victim with
-// 1,600 slots (21 GiB of DeepSeek-V4-Flash), 0.1 ms with 20,000. Reading one such expert takes more
-// than 1 ms of any drive, so an ordered structure that every request must keep up is not worth it.
+// then one pass over the candidates per victim. For the some
+// thousand slots of a large model that is far less than reading the expert for which one is made
+// free, so an ordered structure that every request must keep up is not worth it.
 void SlotTable::collect_candidates() {
     collected_ = true;
     for (std::vector<ExpertNumber>& candidates : candidates_) candidates.clear();
