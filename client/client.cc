@@ -50,7 +50,7 @@ xp_status call(xp_client* client, Function function) noexcept {
         return function();
     } catch (const std::exception&) {
         // bad_alloc, or length_error for a size that no memory holds.
-        return XP_NO_MEMORY;
+        return client->connection.fail(XP_NO_MEMORY, "out of memory");
     }
 }
 
@@ -188,7 +188,8 @@ xp_status ask(xp_client* client, const xp::shm::Request& request, int timeout_ms
     *answer = std::get_if<Answer>(&handed.answer);
     if (*answer) return XP_OK;
     if (const auto* failed = std::get_if<xp::shm::Failed>(&handed.answer)) {
-        return client->connection.fail(XP_FAILED, failed->message + " (" + failed->code + ")");
+        return client->connection.fail(XP_FAILED, failed->message + " (" + failed->code + ")",
+                                       failed->code);
     }
     return client->connection.fail(XP_FAILED, "the daemon gave no answer to the question");
 }
@@ -250,6 +251,10 @@ void xp_disconnect(xp_client* client) {
 
 const char* xp_client_error(const xp_client* client) {
     return client ? client->connection.error().c_str() : "the client is NULL";
+}
+
+const char* xp_error_code(const xp_client* client) {
+    return client ? client->connection.error_code().c_str() : xp_status_name(XP_INVALID);
 }
 
 int xp_client_fd(const xp_client* client) {

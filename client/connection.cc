@@ -84,7 +84,15 @@ xp_status Connection::connect(std::string_view path, int timeout_ms) {
     std::string error;
     const shm::ConnectStatus status =
         shm::connect_channel(path, hello, timeout_ms, &channel_, &error);
-    if (status != shm::ConnectStatus::kOk) return fail(status_of(status), std::move(error));
+    if (status == shm::ConnectStatus::kRefused) {
+        const auto refusal = static_cast<shm::WelcomeStatus>(channel_.welcome.status);
+        channel_ = {};
+        return fail(XP_REFUSED, std::move(error), shm::welcome_status_name(refusal));
+    }
+    if (status != shm::ConnectStatus::kOk) {
+        channel_ = {};
+        return fail(status_of(status), std::move(error));
+    }
     poll_set_ = make_poll_set(channel_.socket.get(), channel_.resp_bell.get());
     if (!poll_set_) {
         channel_ = {};
@@ -137,7 +145,9 @@ const xp_connection_info* Connection::info() const {
     return state_ == State::kOpen && !forked() ? &info_ : nullptr;
 }
 
-xp_status Connection::fail(xp_status status, std::string text) {
+xp_status Connection::fail(xp_status status, std::string text, std::string_view code) {
+    // Names of statuses are short: no memory is needed to say that there is none.
+    error_code_ = code.empty() ? xp_status_name(status) : code;
     error_ = std::move(text);
     return status;
 }
@@ -153,9 +163,8 @@ bool Connection::usable(xp_status* status) {
         return false;
     }
     if (state_ == State::kOpen) return true;
-    // After a death the text of its cause stays.
-    if (state_ == State::kUnconnected) fail(XP_GONE, "the client is not connected");
-    *status = why_dead_;
+    *status = state_ == State::kUnconnected ? fail(XP_GONE, "the client is not connected")
+                                            : fail(why_dead_, why_dead_text_);
     return false;
 }
 
@@ -164,8 +173,8 @@ bool Connection::usable(xp_status* status) {
 void Connection::die(xp_status status, std::string text) {
     if (state_ != State::kOpen) return;
     state_ = State::kDead;
-    why_dead_ = status;
-    error_ = std::move(text);
+    why_dead_ = fail(status, std::move(text));
+    why_dead_text_ = error_;
     ::shutdown(channel_.socket.get(), SHUT_RDWR);
     writer_.reset();
     reader_.reset();

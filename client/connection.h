@@ -49,8 +49,10 @@ public:
     int fd() const;
     const xp_connection_info* info() const;
     const std::string& error() const { return error_; }
-    // Keeps the text for error() and hands the status through.
-    xp_status fail(xp_status status, std::string text);
+    const std::string& error_code() const { return error_code_; }
+    // Keeps the text for error() and the code for error_code(), and hands the status through.
+    // Without a code of the daemon's it is the status's name.
+    xp_status fail(xp_status status, std::string text, std::string_view code = {});
 
 private:
     enum class State : uint8_t { kUnconnected, kOpen, kDead };
@@ -78,7 +80,9 @@ private:
     pid_t owner_;  // the process that made the client: in a child of fork it is dead
     State state_ = State::kUnconnected;
     xp_status why_dead_ = XP_GONE;
+    std::string why_dead_text_;
     std::string error_;
+    std::string error_code_;
 
     shm::ClientChannel channel_;
     std::optional<shm::RingWriter> writer_;

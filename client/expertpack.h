@@ -8,7 +8,8 @@
  *
  * Ownership: objects made by xp_..._new() are freed by xp_..._free(), which accept NULL. Everything
  * else that a function hands out (events, texts, lists) belongs to the client and stays valid until
- * the next call that takes the same client, xp_client_error() and xp_connection() excepted.
+ * the next call that takes the same client, xp_client_error(), xp_error_code() and xp_connection()
+ * excepted.
  * Functions copy what they are given; the caller's memory may be reused at once.
  *
  * Threads: a client, and likewise an xp_generate, may be used by one thread at a time. Different
@@ -19,7 +20,8 @@
  * nothing of the parent's; xp_client_free() is safe there. Make a new client in the child.
  *
  * Errors: functions return xp_status; a text for a person is at xp_client_error() or
- * xp_generate_error(). Nothing aborts, whatever the daemon sends.
+ * xp_generate_error(), a code for a program at xp_error_code(). Nothing aborts, whatever the daemon
+ * sends.
  *
  * Blocking: only functions with a timeout_ms wait, without spinning: a negative value waits without
  * limit, 0 does not wait.
@@ -101,6 +103,15 @@ XP_API void xp_disconnect(xp_client* client);
  * "" when there was none. Never NULL. Valid until the next call that fails.
  */
 XP_API const char* xp_client_error(const xp_client* client);
+
+/*
+ * The same for programs: a stable lower-case code. Where the daemon declined it is the daemon's, of
+ * a connection (XP_REFUSED) "too_many_clients", "shutting_down", "not_allowed", "bad_hello" or
+ * "internal", of a question (XP_FAILED) such as "not_found" (see xp_event.code); otherwise the
+ * xp_status_name() of what the call returned. "" when no call failed; never NULL. Valid as long as
+ * xp_client_error(). Treat unknown codes as the status alone.
+ */
+XP_API const char* xp_error_code(const xp_client* client);
 
 /*
  * A descriptor for poll/epoll/select that becomes readable when xp_next_event() may have something,

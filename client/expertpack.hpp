@@ -121,6 +121,10 @@ public:
     }
 
     const char* error() const { return handle_ ? xp_client_error(handle_.get()) : "no memory"; }
+    // A stable code of the same failure.
+    const char* error_code() const {
+        return handle_ ? xp_error_code(handle_.get()) : xp_status_name(XP_NO_MEMORY);
+    }
     const xp_connection_info* connection() const { return xp_connection(handle_.get()); }
     int fd() const { return xp_client_fd(handle_.get()); }
     xp_client* get() { return handle_.get(); }

@@ -214,7 +214,8 @@ struct ClientChannel {
 };
 
 // Connects to the socket at `path`, sends `hello`, and waits up to timeout_ms (negative: without
-// limit) for the Welcome. On kOk the channel is mapped and checked.
+// limit) for the Welcome. On kOk the channel is mapped and checked; on kRefused only its welcome is
+// set.
 ConnectStatus connect_channel(std::string_view path, const Hello& hello, int timeout_ms,
                               ClientChannel* channel, std::string* error);
 

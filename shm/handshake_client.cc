@@ -194,7 +194,10 @@ ConnectStatus connect_channel(std::string_view path, const Hello& hello, int tim
     status = receive_welcome(fresh.socket.get(), deadline, &fresh.welcome, &fds, error);
     if (status != ConnectStatus::kOk) return status;
     status = check_welcome(fresh.welcome, fds.size(), error);
-    if (status != ConnectStatus::kOk) return status;
+    if (status != ConnectStatus::kOk) {
+        channel->welcome = fresh.welcome;
+        return status;
+    }
 
     if (!map_segment(fds[0].get(), kRequestMagic, fresh.welcome.req_ring_bytes,
                      PROT_READ | PROT_WRITE, &fresh.req, error) ||

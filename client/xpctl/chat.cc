@@ -21,6 +21,7 @@
 #include "client/xpctl/output.h"
 #include "client/xpctl/request.h"
 #include "client/xpctl/request_loop.h"
+#include "client/xpctl/slow_note.h"
 
 namespace xp::ctl {
 namespace {
@@ -46,7 +47,7 @@ private:
     int take(const std::string& text, const RequestEnd& end, bool stopped);
     int fail(const std::string& text, Failure failure);
     bool connect_again(Failure* failure);
-    std::string list_models(std::vector<std::string>* names);
+    Failure list_models(std::vector<std::string>* names);
     void note(std::string_view text) const;
 
     const Options& options_;
@@ -104,7 +105,7 @@ int Chat::command(const std::string& line) {
         line, &state_, [this](std::vector<std::string>* names) { return list_models(names); });
     // With texts of a model and of files in it.
     if (!result.say.empty()) (void)write_all(STDERR_FILENO, terminal_text(result.say));
-    if (result.failed) return kExitUsage;
+    if (result.exit_code != kExitOk) return result.exit_code;
     quit_ = result.quit;
     return result.send ? send(*result.send) : kExitOk;
 }
@@ -199,12 +200,13 @@ bool Chat::connect_again(Failure* failure) {
     return true;
 }
 
-std::string Chat::list_models(std::vector<std::string>* names) {
+Failure Chat::list_models(std::vector<std::string>* names) {
     Failure failure;
-    if (!connect_again(&failure)) return failure.message;
+    if (!connect_again(&failure)) return failure;
     const xp_model_list* list = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const xp_status status = client_.models(&list, kAnswerTimeoutMs);
-    if (status != XP_OK) return failure_of(client_, status, "cannot list the models").message;
+    if (status != XP_OK) return failure_of(client_, status, "cannot list the models");
     for (size_t i = 0; i < list->count; ++i) names->push_back(list->models[i]->name);
     return {};
 }

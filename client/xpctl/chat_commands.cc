@@ -1,10 +1,10 @@
 #include "client/xpctl/chat_commands.h"
 
-#include <charconv>
-
 #include <fmt/format.h>
 
-#include "client/xpctl/request.h"
+#include "client/xpctl/exit_codes.h"
+#include "client/xpctl/numbers.h"
+#include "client/xpctl/output.h"
 #include "client/xpctl/suggest.h"
 
 namespace xp::ctl {
@@ -16,8 +16,15 @@ struct Call {
     const ListModels& list_models;
 };
 
-CommandResult say(std::string text) { return {std::move(text), false, false, std::nullopt}; }
-CommandResult fail(std::string text) { return {std::move(text), true, false, std::nullopt}; }
+CommandResult say(std::string text) { return {std::move(text), kExitOk, false, std::nullopt}; }
+// The line is wrong.
+CommandResult misused(std::string text) {
+    return {std::move(text), kExitUsage, false, std::nullopt};
+}
+// The line is right, and what it asks for cannot be done.
+CommandResult fail(std::string text, int exit_code = kExitFailed) {
+    return {std::move(text), exit_code, false, std::nullopt};
+}
 
 std::string trimmed(std::string_view text) {
     const size_t begin = text.find_first_not_of(" \t");
@@ -25,33 +32,21 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(begin, text.find_last_not_of(" \t") - begin + 1));
 }
 
-// Keeps the settings that a request can be made of. `change` has been made to a copy.
-CommandResult take_settings(const RequestOptions& changed, ChatState* state) {
-    expertpack::Generate request;
-    Failure failure;
-    if (!apply_settings(changed, changed.seed, &request, &failure)) {
-        const std::string& why = failure.message;
-        return fail((why.starts_with("--") ? why.substr(2) : why) + "\n");
-    }
-    state->settings = changed;
-    return {};
-}
-
-// Reads a number into a setting; "default" takes it back.
+// Reads a number into a setting; "default" takes it back. An error's text, or "".
 template <class Number>
-bool read_setting(const std::string& text, std::optional<Number>* setting) {
+std::string read_setting(const std::string& text, const NumberRange<Number>& range,
+                         std::optional<Number>* setting) {
     if (text == "default") {
         setting->reset();
-        return true;
+        return {};
     }
     Number value{};
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || code != std::errc() || end != text.data() + text.size()) return false;
-    *setting = value;
-    return true;
+    std::string error = take_number(text, range, &value);
+    if (error.empty()) *setting = value;
+    return error;
 }
 
-CommandResult quit(const Call&) { return {"", false, true, std::nullopt}; }
+CommandResult quit(const Call&) { return {"", kExitOk, true, std::nullopt}; }
 
 CommandResult start_anew(const Call& call) {
     call.state->conversation.turns.clear();
@@ -71,8 +66,8 @@ CommandResult set_system(const Call& call) {
 
 CommandResult set_model(const Call& call) {
     std::vector<std::string> names;
-    const std::string error = call.list_models(&names);
-    if (!error.empty()) return fail(error + "\n");
+    const Failure failure = call.list_models(&names);
+    if (failure.exit_code != kExitOk) return fail(failure.message + "\n", failure.exit_code);
     if (call.argument.empty()) {
         std::string text;
         const std::string& chosen = call.state->settings.model;
@@ -87,8 +82,8 @@ CommandResult set_model(const Call& call) {
         call.state->settings.model = name;
         return {};
     }
-    return fail(fmt::format("there is no model \"{}\"; there are {}\n", call.argument,
-                            fmt::join(names, ", ")));
+    return fail(fmt::format("there is no model \"{}\"; there are {}\n",
+                            echoed(call.argument), fmt::join(names, ", ")));
 }
 
 CommandResult set_thinking(const Call& call) {
@@ -104,7 +99,7 @@ CommandResult set_thinking(const Call& call) {
     } else if (call.argument == "max") {
         settings.effort = EffortOption::kMax;
     } else {
-        return fail("/think takes on, off, low, high or max\n");
+        return misused("/think takes on, off, low, high or max\n");
     }
     settings.think = true;
     return {};
@@ -118,7 +113,7 @@ CommandResult retry(const Call& call) {
         text = state.conversation.turns.back().user;
         state.conversation.turns.pop_back();
     }
-    return {"", false, false, text};
+    return {"", kExitOk, false, text};
 }
 
 CommandResult undo(const Call& call) {
@@ -135,26 +130,25 @@ CommandResult set_value(const Call& call) {
     const std::string name = call.argument.substr(0, blank);
     const std::string value =
         blank == std::string::npos ? std::string() : trimmed(call.argument.substr(blank));
-    RequestOptions changed = call.state->settings;
-    bool read = false;
+    RequestOptions& settings = call.state->settings;
+    std::string error;
     if (name == "temperature") {
-        read = read_setting(value, &changed.temperature);
+        error = read_setting(value, kTemperatureRange, &settings.temperature);
     } else if (name == "top_k") {
-        read = read_setting(value, &changed.top_k);
+        error = read_setting(value, kCountRange, &settings.top_k);
     } else if (name == "top_p") {
-        read = read_setting(value, &changed.top_p);
+        error = read_setting(value, kTopPRange, &settings.top_p);
     } else if (name == "min_p") {
-        read = read_setting(value, &changed.min_p);
+        error = read_setting(value, kMinPRange, &settings.min_p);
     } else if (name == "max_tokens") {
-        read = read_setting(value, &changed.max_tokens);
+        error = read_setting(value, kCountRange, &settings.max_tokens);
     } else if (name == "seed") {
-        read = read_setting(value, &changed.seed);
+        error = read_setting(value, kSeedRange, &settings.seed);
     } else {
-        return fail("/set takes temperature, top_k, top_p, min_p, max_tokens or seed, and a "
-                    "value\n");
+        return misused("/set takes temperature, top_k, top_p, min_p, max_tokens or seed, and a "
+                       "value\n");
     }
-    if (!read) return fail(fmt::format("{}: \"{}\" is no value for it\n", name, value));
-    return take_settings(changed, call.state);
+    return error.empty() ? CommandResult() : misused(fmt::format("{}: {}\n", name, error));
 }
 
 template <class Number>
@@ -178,14 +172,14 @@ CommandResult show(const Call& call) {
 }
 
 CommandResult save(const Call& call) {
-    if (call.argument.empty()) return fail("/save takes the name of a file\n");
+    if (call.argument.empty()) return misused("/save takes the name of a file\n");
     const std::string error = save_conversation(call.state->conversation, call.argument);
     if (!error.empty()) return fail(error + "\n");
     return say(fmt::format("saved {} turns\n", call.state->conversation.turns.size()));
 }
 
 CommandResult load(const Call& call) {
-    if (call.argument.empty()) return fail("/load takes the name of a file\n");
+    if (call.argument.empty()) return misused("/load takes the name of a file\n");
     const std::string error = load_conversation(call.argument, &call.state->conversation);
     if (!error.empty()) return fail(error + "\n");
     call.state->unanswered.clear();
@@ -216,7 +210,8 @@ constexpr ChatCommand kCommands[] = {
     {"undo", "", "take the last message and its answer back", undo, false},
     {"system", "[TEXT]", "set the system message; - for none; alone: show it", set_system, true},
     {"model", "[NAME]", "choose a model; alone: list them", set_model, true},
-    {"think", "on|off|low|high|max", "let the model reason before it answers", set_thinking, true},
+    {"think", "on|off|low|high|max", "let the model reason before it answers; on: low",
+     set_thinking, true},
     {"set", "NAME VALUE", "temperature, top_k, top_p, min_p, max_tokens, seed; or default",
      set_value, true},
     {"show", "", "the settings", show, false},
@@ -252,14 +247,14 @@ CommandResult run_chat_command(std::string_view line, ChatState* state,
     for (const ChatCommand& command : kCommands) {
         if (name == command.name) {
             if (call.argument.empty() || command.takes_argument) return command.run(call);
-            return fail(fmt::format("/{} takes nothing behind it\n", name));
+            return misused(fmt::format("/{} takes nothing behind it\n", name));
         }
         names.push_back(command.name);
     }
     const std::string near = nearest_name(name, names);
-    return fail(fmt::format("there is no /{}{} (/help lists the commands; // begins a message with "
-                            "a slash)\n", name,
-                            near.empty() ? "" : "; do you mean /" + near + "?"));
+    return misused(fmt::format("there is no /{}{} (/help lists the commands; // begins a message "
+                               "with a slash)\n", echoed(name),
+                               near.empty() ? "" : "; do you mean /" + near + "?"));
 }
 
 }  // namespace xp::ctl

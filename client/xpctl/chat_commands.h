@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/xpctl/answer.h"
+#include "client/xpctl/connection.h"
 #include "client/xpctl/conversation.h"
 #include "client/xpctl/options.h"
 
@@ -21,12 +22,12 @@ struct ChatState {
     std::optional<Answer> last;  // the last answer
 };
 
-// The names of the daemon's models; an error's text, or "".
-using ListModels = std::function<std::string(std::vector<std::string>* names)>;
+// The names of the daemon's models; on failure an exit code that is not kExitOk.
+using ListModels = std::function<Failure(std::vector<std::string>* names)>;
 
 struct CommandResult {
     std::string say;                  // for the user; lines end with a newline
-    bool failed = false;              // `say` tells why
+    int exit_code = 0;                // with which a script ends, unless 0; `say` tells why
     bool quit = false;
     std::optional<std::string> send;  // a message to send now
 };

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include <histedit.h>
 #include <langinfo.h>
@@ -30,10 +32,10 @@ InputStatus too_long() {
 }
 
 // Waits for bytes or Ctrl-C. How many came; 0: the end; -1: errno says what, EINTR for Ctrl-C or
-// another signal.
-ssize_t read_some(int fd, char* bytes, size_t most) {
+// another signal. `mask`: the signals blocked while it waits, NULL: those that are anyway.
+ssize_t read_some(int fd, char* bytes, size_t most, const sigset_t* mask = nullptr) {
     pollfd fds[] = {{fd, POLLIN, 0}, {interrupt_fd(), POLLIN, 0}};
-    if (::poll(fds, std::size(fds), -1) < 0) return -1;
+    if (::ppoll(fds, std::size(fds), nullptr, mask) < 0) return -1;
     if (interrupted()) {
         errno = EINTR;
         return -1;
@@ -76,6 +78,10 @@ private:
     size_t next_ = 0;  // of the buffer, not given out
 };
 
+// Whoever stopped the program has taken the terminal back into its own mode.
+volatile std::sig_atomic_t g_continued = 0;
+extern "C" void on_continue(int) { g_continued = 1; }
+
 volatile std::sig_atomic_t g_resized = 0;
 extern "C" void on_resize(int) { g_resized = 1; }
 
@@ -110,6 +116,13 @@ public:
         struct sigaction action = {};
         action.sa_handler = on_resize;
         ::sigaction(SIGWINCH, &action, nullptr);
+        action.sa_handler = on_continue;
+        ::sigaction(SIGCONT, &action, nullptr);
+        // Taken while a key is waited for and at no other time: then none goes unnoticed.
+        sigset_t held;
+        ::sigemptyset(&held);
+        for (const int signal : {SIGWINCH, SIGCONT}) ::sigaddset(&held, signal);
+        ::sigprocmask(SIG_BLOCK, &held, &mask_);
         action.sa_handler = on_end;
         if (::tcgetattr(STDIN_FILENO, &g_terminal) == 0) {
             for (const int signal : {SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
@@ -128,11 +141,13 @@ public:
     InputStatus read(const char* prompt, std::string* line) override {
         prompt_ = prompt;
         g_resized = 0;
+        g_continued = 0;
         ::el_resize(editor_);
         int length = 0;
         errno = 0;
         const char* text = ::el_gets(editor_, &length);
         if (interrupted()) {
+            kept_.reset();
             (void)write_all(STDERR_FILENO, "\n");
             return InputStatus::kInterrupted;
         }
@@ -181,30 +196,52 @@ private:
 
     static char* prompt_of(EditLine* editor) { return const_cast<char*>(self(editor)->prompt_); }
 
-    // One character; what is no UTF-8 becomes U+FFFD.
-    static int get_character(EditLine* editor, wchar_t* character) {
-        char byte;
+    // 1, 0 at the end, -1 where errno says why.
+    ssize_t get_byte(unsigned char* byte) {
+        if (kept_) {
+            *byte = *std::exchange(kept_, std::nullopt);
+            return 1;
+        }
         for (;;) {
-            const ssize_t n = read_some(STDIN_FILENO, &byte, 1);
-            if (n > 0) break;
-            if (n == 0) return 0;
+            char next = 0;
+            const ssize_t n = read_some(STDIN_FILENO, &next, 1, &mask_);
+            *byte = static_cast<unsigned char>(next);
+            if (n >= 0) return n;
             if (errno != EINTR || interrupted()) return -1;
             if (g_resized) {
                 g_resized = 0;
-                ::el_resize(editor);
+                ::el_resize(editor_);
+            }
+            if (g_continued) {
+                g_continued = 0;
+                // libedit believes the terminal to be as it left it: off and on again.
+                ::el_set(editor_, EL_PREP_TERM, 0);
+                ::el_set(editor_, EL_PREP_TERM, 1);
+                ::el_set(editor_, EL_REFRESH);
             }
         }
-        const auto lead = static_cast<unsigned char>(byte);
+    }
+
+    static int get_character(EditLine* editor, wchar_t* character) {
+        return self(editor)->read_character(character);
+    }
+
+    // One character. What is no UTF-8 becomes U+FFFD, and the byte that shows it is read again.
+    int read_character(wchar_t* character) {
+        unsigned char lead = 0;
+        if (const ssize_t n = get_byte(&lead); n <= 0) return static_cast<int>(n);
         const int more = lead >= 0xf0 && lead < 0xf8 ? 3 : lead >= 0xe0 && lead < 0xf0 ? 2
                          : lead >= 0xc2 && lead < 0xe0 ? 1 : 0;
         uint32_t value = more == 0 ? lead : lead & (0x3fu >> more);
         for (int i = 0; i < more; ++i) {
-            if (read_some(STDIN_FILENO, &byte, 1) <= 0) return -1;
-            if ((static_cast<unsigned char>(byte) & 0xc0) != 0x80) {
+            unsigned char byte = 0;
+            if (get_byte(&byte) <= 0) return -1;
+            if ((byte & 0xc0) != 0x80) {
+                kept_ = byte;
                 value = 0xfffd;
                 break;
             }
-            value = value << 6 | (static_cast<unsigned char>(byte) & 0x3f);
+            value = value << 6 | (byte & 0x3fu);
         }
         const bool valid = (more > 0 || lead < 0x80) && value <= 0x10ffff &&
                            (value < 0xd800 || value > 0xdfff);
@@ -215,7 +252,9 @@ private:
     ChatHistory* file_;
     EditLine* editor_ = nullptr;
     History* history_ = nullptr;
+    std::optional<unsigned char> kept_;  // read, and not part of the character before it
     const char* prompt_ = kPrompt;
+    sigset_t mask_{};                    // as it was at the beginning
 };
 
 // Lines up to the one that ends with quotes; `text` is what stood behind those that began it.

@@ -9,6 +9,7 @@
 #include "client/xpctl/json.h"
 #include "client/xpctl/names.h"
 #include "client/xpctl/output.h"
+#include "client/xpctl/slow_note.h"
 #include "client/xpctl/table.h"
 
 namespace xp::ctl {
@@ -101,6 +102,7 @@ int run_clients(const Options& options) {
     const int connected = connect(client, options);
     if (connected != kExitOk) return connected;
     const xp_client_list* list = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const xp_status status = client.clients(&list, kAnswerTimeoutMs);
     if (status != XP_OK) return report_failure(client, status, "cannot list the clients");
     return print_result(options.json ? json_line(clients_object(*list)) : clients_text(*list));
@@ -117,6 +119,7 @@ int run_cancel(const Options& options) {
         const std::string name = target.request == 0
                                      ? fmt::format("{}", target.client)
                                      : fmt::format("{}.{}", target.client, target.request);
+        const SlowNote note(kAnswerTimeoutMs);
         const xp_status status =
             client.cancel_request(target.client, target.request, kAnswerTimeoutMs);
         if (status == XP_OK) {

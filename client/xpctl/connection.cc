@@ -14,11 +14,14 @@
 #include "client/xpctl/interrupt.h"
 #include "client/xpctl/names.h"
 #include "client/xpctl/output.h"
+#include "client/xpctl/slow_note.h"
 
 namespace xp::ctl {
 namespace {
 
-int exit_code_of(xp_status status) {
+int exit_code_of(xp_status status, std::string_view code) {
+    // A full house has room again when somebody has gone.
+    if (code == "too_many_clients") return kExitTryAgain;
     switch (status) {
         case XP_OK: return kExitOk;
         case XP_INVALID: return kExitUsage;
@@ -66,6 +69,14 @@ int report(const Failure& failure) {
     return failure.exit_code;
 }
 
+std::string connect_error(const expertpack::Client& client, const Options& options) {
+    const std::string path = socket_path(options);
+    std::string why = client.error();
+    const size_t at = why.find(path);
+    if (at == std::string::npos) return echoed(path) + ": " + why;
+    return why.replace(at, path.size(), echoed(path));
+}
+
 // The library's header documents the same order.
 std::string socket_path(const Options& options) {
     if (options.socket) return *options.socket;
@@ -75,23 +86,17 @@ std::string socket_path(const Options& options) {
 
 bool try_connect(expertpack::Client& client, const Options& options, Failure* failure,
                  int timeout_ms) {
+    const SlowNote note(timeout_ms);
     const xp_status status =
         client.connect(options.socket ? options.socket->c_str() : nullptr, timeout_ms);
     if (status == XP_OK) return true;
-    const std::string path = socket_path(options);
-    // The library keeps no text for a timeout.
-    std::string why = status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
-    if (why.find(path) == std::string::npos) why = path + ": " + why;
+    std::string why = connect_error(client, options);
     if (status == XP_UNAVAILABLE) {
-        const std::string advice = access_advice(path);
+        const std::string advice = access_advice(socket_path(options));
         why += "; " + (advice.empty() ? "'systemctl start expertpackd' starts the daemon, --socket "
                                         "or EXPERTPACK_SOCKET name another socket" : advice);
     }
-    *failure = {xp_status_name(status), why, exit_code_of(status)};
-    // A full house has room again when somebody has gone.
-    if (status == XP_REFUSED && why.find("(too_many_clients)") != std::string::npos) {
-        failure->exit_code = kExitTryAgain;
-    }
+    *failure = {client.error_code(), why, exit_code_of(status, client.error_code())};
     return false;
 }
 
@@ -108,17 +113,11 @@ int connect_for_requests(expertpack::Client& client, const Options& options) {
 }
 
 Failure failure_of(const expertpack::Client& client, xp_status status, const char* what) {
-    const std::string why =
-        status == XP_TIMEOUT ? "the daemon did not answer in time" : client.error();
-    // The text of a question that the daemon declined ends with the code of its error.
-    const size_t code = why.rfind('(');
-    if (status == XP_FAILED && code != std::string::npos && why.ends_with(')')) {
-        return {why.substr(code + 1, why.size() - code - 2),
-                fmt::format("{}: {}", what, why), exit_code_of(status)};
-    }
-    return {xp_status_name(status),
-            fmt::format("{}: {}", what, why.empty() ? xp_status_name(status) : why),
-            exit_code_of(status)};
+    // What failed before the library was asked, such as a request that could not be made, left it
+    // without a code.
+    const std::string code = *client.error_code() ? client.error_code() : xp_status_name(status);
+    const std::string why = *client.error() ? client.error() : xp_status_name(status);
+    return {code, fmt::format("{}: {}", what, why), exit_code_of(status, code)};
 }
 
 int report_failure(const expertpack::Client& client, xp_status status, const char* what) {

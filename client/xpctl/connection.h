@@ -26,6 +26,9 @@ int report(const Failure& failure);
 // The path that the library uses.
 std::string socket_path(const Options& options);
 
+// Why the library did not connect, with the path.
+std::string connect_error(const expertpack::Client& client, const Options& options);
+
 // Connects as the options say. On failure `failure` tells what was tried and what to do about it.
 bool try_connect(expertpack::Client& client, const Options& options, Failure* failure,
                  int timeout_ms = kConnectTimeoutMs);

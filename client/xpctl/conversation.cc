@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -44,13 +46,27 @@ std::optional<std::string> text_member(const Json& object, const char* key) {
 }
 
 std::string errno_text(const char* what, const std::string& path) {
-    return fmt::format("cannot {} {}: {}", what, path, std::strerror(errno));
+    return fmt::format("cannot {} {}: {}", what, echoed(path), std::strerror(errno));
 }
 
 // "~/" at the beginning of a path, which no shell has seen.
 std::string expand_home(const std::string& path) {
     const char* home = std::getenv("HOME");
     return path.starts_with("~/") && home ? home + path.substr(1) : path;
+}
+
+// What `path` names in the end: a rename to a link would put a file in the link's place. Also where
+// the last link's file does not exist yet.
+std::string end_of_links(const std::string& path) {
+    constexpr int kMostLinks = 40;  // as many as the kernel follows
+    std::filesystem::path end = path;
+    std::error_code error;
+    for (int i = 0; i < kMostLinks; ++i) {
+        const std::filesystem::path next = std::filesystem::read_symlink(end, error);
+        if (error) break;
+        end = end.parent_path() / next;  // next, where that is absolute
+    }
+    return end;
 }
 
 }  // namespace
@@ -106,14 +122,14 @@ std::string load_conversation(const std::string& file, Conversation* conversatio
     if (!fd) return errno_text("open", path);
     struct stat status {};
     if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-        return fmt::format("cannot load {}: it is no regular file", path);
+        return fmt::format("cannot load {}: it is no regular file", echoed(path));
     }
     Failure failure;
-    const std::optional<std::string> text = read_input(fd.get(), path, &failure);
+    const std::optional<std::string> text = read_input(fd.get(), echoed(path), &failure);
     if (!text) return failure.message;
     std::string error;
     std::optional<Conversation> loaded = parse_conversation(*text, &error);
-    if (!loaded) return fmt::format("cannot load {}: {}", path, error);
+    if (!loaded) return fmt::format("cannot load {}: {}", echoed(path), error);
     *conversation = std::move(*loaded);
     return {};
 }
@@ -124,16 +140,18 @@ std::string save_conversation(const Conversation& conversation, const std::strin
     if (::stat(path.c_str(), &status) == 0) {
         Conversation saved;
         if (!load_conversation(path, &saved).empty()) {
-            return fmt::format("{} exists and is no saved chat: choose another name", path);
+            return fmt::format("{} exists and is no saved chat: choose another name",
+                               echoed(path));
         }
     }
     // Written beside it and renamed, so that a full disk costs no older chat.
-    std::string temporary = path + ".XXXXXX";
+    const std::string target = end_of_links(path);
+    std::string temporary = target + ".XXXXXX";
     const shm::Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
     if (!fd) return errno_text("write", path);
     const bool written =
         write_all(fd.get(), json_line(conversation_object(conversation))) == WriteStatus::kOk &&
-        ::fsync(fd.get()) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0;
+        ::fsync(fd.get()) == 0 && ::rename(temporary.c_str(), target.c_str()) == 0;
     if (written) return {};
     const std::string error = errno_text("write", path);
     ::unlink(temporary.c_str());

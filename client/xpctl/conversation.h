@@ -26,7 +26,8 @@ struct Conversation {
 };
 
 // As a file: {"format": "expertpack-chat", "messages": [{"role": .., "content": ..}, ...]}.
-// Readable by its owner only. Replaces an existing file when that is a saved chat, and no other.
+// Readable by its owner only. Replaces an existing file when that is a saved chat, and no other;
+// where the name is a symbolic link, the file it leads to.
 // Return an error's text, or "".
 std::string save_conversation(const Conversation& conversation, const std::string& path);
 std::string load_conversation(const std::string& path, Conversation* conversation);

@@ -39,7 +39,8 @@ first, the perplexity is exp(nll / their number).
 Prints a line per token: position, token id, log-probability, and the token that is likeliest
 after it. --json prints one object: model, tokens, logprobs (null first), argmax, nll,
 perplexity (null for a single token), last_logits (of the whole vocabulary, after the last
-token), timings. Numbers read back as the same 32-bit floats.
+token), timings. Numbers read back as the same 32-bit floats; null stands for one that is not
+finite, as it does for the nll and perplexity then.
 
 Examples:
   xpctl score "The capital of France is Paris."
@@ -103,7 +104,9 @@ On a terminal: lines can be edited, and come back with the arrow keys. A line th
 answer and keeps what came of it; Ctrl-D or /quit ends. /help lists the commands.
 
 When standard input is no terminal, messages are read from it in the same way, only the
-answers are printed, and the first message that cannot be answered ends the chat.
+answers are printed, and the first message that cannot be answered ends the chat, as does
+the first /command that fails: with status 2 when the line is wrong, 1 or what else applies
+(see 'xpctl --help') when it cannot be done, such as /load of a file that is not there.
 
 Lines typed are kept in $XDG_STATE_HOME/expertpack/chat_history (~/.local/state by default),
 readable by their owner only. Conversations are not kept, unless saved with /save.

@@ -1,14 +1,15 @@
 // JSON as xpctl writes it: one line, members in the order in which they were set.
 #pragma once
 
-#include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "client/expertpack.h"
+#include "client/xpctl/likelihood.h"
 
 namespace xp::ctl {
 
@@ -20,10 +21,15 @@ inline std::string json_line(const Json& value) {
 }
 
 // The shortest decimal that reads back as this float: 0.1, where a conversion to double would show
-// 0.10000000149011612. null when it is not finite.
+// 0.10000000149011612. null when it is not finite, for which the wire has the lowest float.
 inline Json json_float(float value) {
-    if (!std::isfinite(value)) return nullptr;
+    if (!is_known(value)) return nullptr;
     return std::strtod(fmt::format("{}", value).c_str(), nullptr);
+}
+
+// null where there is none.
+inline Json json_figure(std::optional<double> figure) {
+    return figure ? Json(*figure) : Json(nullptr);
 }
 
 // The member "timings" of every command that sends a request.

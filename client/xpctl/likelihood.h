@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace xp::ctl {
 
@@ -32,21 +33,30 @@ private:
     size_t stride_;
 };
 
-// Of negative log-probabilities, added one by one.
+// Whether the model gave a number: what is no finite one (a probability that underflowed to 0, or
+// values that are none) comes over the wire as the lowest float.
+bool is_known(float logprob);
+
+// Of negative log-probabilities, added one by one. One that is not known leaves no figure of all.
 class Likelihood {
 public:
-    void add(double logprob);
+    void add(float logprob);
 
-    uint64_t count() const { return count_; }
-    double nll() const { return sum_; }
+    uint64_t count() const { return count_; }      // of all
+    uint64_t unknown() const { return unknown_; }  // of them
+    std::optional<double> nll() const;
     std::optional<double> perplexity() const;      // from one on: exp of the mean
     std::optional<double> standard_error() const;  // of the perplexity; from two on
 
 private:
     uint64_t count_ = 0;
+    uint64_t unknown_ = 0;
     double sum_ = 0;
     double mean_ = 0;    // running mean and sum of squared differences from it (Welford): exact
     double spread_ = 0;  // also where all values are nearly the same
 };
+
+// Why there are no figures where some log-probabilities are not known; a line.
+std::string unknown_text(const Likelihood& likelihood);
 
 }  // namespace xp::ctl

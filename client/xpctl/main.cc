@@ -1,5 +1,6 @@
 // xpctl: generate text with expertpackd, and look at what it does, from a shell.
 #include <csignal>
+#include <exception>
 #include <variant>
 
 #include <fcntl.h>
@@ -42,14 +43,7 @@ int run(const xp::ctl::Options& options) {
     return xp::ctl::kExitFailed;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    if (!occupy_standard_descriptors()) return xp::ctl::kExitFailed;
-    // A reader that goes away is noticed at the write, so that the request can be cancelled.
-    std::signal(SIGPIPE, SIG_IGN);
-    // A limit on file sizes, which counts for shared memory too, is an error to be told.
-    std::signal(SIGXFSZ, SIG_IGN);
+int run(int argc, char** argv) {
     const auto parsed = xp::ctl::parse_options(argc, argv);
     if (const auto* help = std::get_if<xp::ctl::HelpText>(&parsed)) {
         return xp::ctl::print_result(help->text);
@@ -61,4 +55,20 @@ int main(int argc, char** argv) {
     const auto& options = std::get<xp::ctl::Options>(parsed);
     xp::ctl::set_json_errors(options.json);
     return run(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (!occupy_standard_descriptors()) return xp::ctl::kExitFailed;
+    // A reader that goes away is noticed at the write, so that the request can be cancelled.
+    std::signal(SIGPIPE, SIG_IGN);
+    // A limit on file sizes, which counts for shared memory too, is an error to be told.
+    std::signal(SIGXFSZ, SIG_IGN);
+    try {
+        return run(argc, argv);
+    } catch (const std::exception& error) {
+        xp::ctl::report_exception(error);
+    }
+    return xp::ctl::kExitFailed;
 }

@@ -7,6 +7,7 @@
 #include "client/expertpack.h"
 #include "client/xpctl/help_texts.h"
 #include "client/xpctl/options_detail.h"
+#include "client/xpctl/output.h"
 #include "client/xpctl/suggest.h"
 
 namespace xp::ctl {
@@ -31,23 +32,17 @@ UsageError usage_error(const CLI::App& app, std::string_view what) {
     return {fmt::format("{} (see '{}')", what, help)};
 }
 
-// Seconds between two looks; an error's text when they are none.
-std::string finish_watch(const CLI::Option* watch, Options* options) {
-    constexpr double kDefault = 1, kShortest = 0.1, kLongest = 86400;
-    if (watch->count() == 0) return {};
-    const std::vector<std::string> words = watch->results();
-    if (words.empty() || words.front().empty()) {
-        options->watch = kDefault;
-        return {};
-    }
+// CLI11's own messages repeat whole arguments.
+UsageError usage_error(const CLI::App& app, const CLI::ParseError& error) {
+    return usage_error(app, std::string_view(echoed(error.what())));
+}
+
+// CLI11 checks no empty value of an option that may go without one.
+std::string check_watch(const CLI::Option* watch, const Options& options) {
     double seconds = 0;
-    if (!CLI::detail::lexical_cast(words.front(), seconds) || !(seconds >= kShortest) ||
-        !(seconds <= kLongest)) {
-        return fmt::format("--watch: {} is no number of seconds from {} to {}", words.front(),
-                           kShortest, kLongest);
-    }
-    options->watch = seconds;
-    return {};
+    return watch->count() == 0 || options.watch ? std::string()
+                                                : "--watch: " + take_number("", kWatchRange,
+                                                                            &seconds);
 }
 
 std::string finish_targets(const std::vector<std::string>& words, Options* options) {
@@ -61,8 +56,6 @@ std::string finish_targets(const std::vector<std::string>& words, Options* optio
 }
 
 std::string check_perplexity(const PerplexityOptions& options) {
-    if (options.window && *options.window < 2) return "--window: a window has at least 2 tokens";
-    if (options.stride && *options.stride < 1) return "--stride is at least 1";
     if (options.window && options.stride && *options.stride >= *options.window) {
         return "--stride must be smaller than --window: the first token of a window is not scored";
     }
@@ -133,11 +126,11 @@ void Parser::add_requests() {
     command->add_option("file", perplexity.file, "The text, or - for standard input")
         ->option_text("FILE")->required();
     detail::add_model(command, &parsed_);
-    command->add_option("--window", perplexity.window,
-                        "Tokens of a window; the model's context by default, at most 2048")
+    detail::add_number(command, "--window", &perplexity.window, kWindowRange,
+                       "Tokens of a window; the model's context by default, at most 2048")
         ->option_text("N");
-    command->add_option("--stride", perplexity.stride,
-                        "Tokens from one window to the next; N / 2 by default")
+    detail::add_number(command, "--stride", &perplexity.stride, kStrideRange,
+                       "Tokens from one window to the next; N / 2 by default")
         ->option_text("S");
     detail::add_json(command, &parsed_, "One JSON object");
     command->footer(kPerplexityFooter);
@@ -152,8 +145,9 @@ void Parser::add_requests() {
 
 void Parser::add_questions() {
     CLI::App* command = add("stats", Command::kStats, "Show the daemon's counters");
-    watch_ = command->add_option("--watch", "Look again and again, and show rates")
-                 ->expected(0, 1)->option_text("[SECONDS]");
+    watch_ = detail::add_number(command, "--watch", &parsed_.options.watch, kWatchRange,
+                                "Look again and again, and show rates")
+                 ->expected(0, 1)->default_str("1")->option_text("[SECONDS]");
     detail::add_json(command, &parsed_, "Print JSON: the daemon's own object");
     command->footer(kStatsFooter);
     command = add("models", Command::kModels, "List the models that the daemon serves");
@@ -180,7 +174,7 @@ UsageError Parser::no_command() const {
                                              fmt::join(names_, ", ")));
     }
     const std::string near = nearest_name(words.front(), names_);
-    return usage_error(app_, fmt::format("there is no command \"{}\"{}", words.front(),
+    return usage_error(app_, fmt::format("there is no command \"{}\"{}", echoed(words.front()),
                                          near.empty() ? fmt::format("; there are {}",
                                                                     fmt::join(names_, ", "))
                                                       : "; do you mean " + near + "?"));
@@ -199,7 +193,7 @@ std::string Parser::finish(Command command) {
             if (options.count && options.json) return "--json has the count: leave out --count";
             return detail::finish_text_prompt(texts_[command], &parsed_);
         case Command::kPerplexity: return check_perplexity(options.perplexity);
-        case Command::kStats: return finish_watch(watch_, &options);
+        case Command::kStats: return check_watch(watch_, options);
         case Command::kCancel: return finish_targets(targets_, &options);
         default: return {};
     }
@@ -214,9 +208,9 @@ std::variant<Options, HelpText, UsageError> Parser::parse(int argc, const char* 
         return HelpText{std::string(version.what()) + "\n"};
     } catch (const CLI::RequiredError& error) {
         if (app_.get_subcommands().empty()) return no_command();
-        return usage_error(app_, error.what());
+        return usage_error(app_, error);
     } catch (const CLI::ParseError& error) {
-        return usage_error(app_, error.what());
+        return usage_error(app_, error);
     }
     parsed_.options.command = commands_.at(app_.get_subcommands().front());
     const std::string error = finish(parsed_.options.command);

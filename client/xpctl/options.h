@@ -3,7 +3,7 @@
 // parse_options() reads the arguments and checks everything that can be said without the daemon:
 // which options go together, numbers, token ids. It prints nothing and does not exit: help and
 // errors come back as text, so that main() decides where they go (help to stdout; errors to stderr,
-// without a help dump). Ranges that the client library checks itself are left to it.
+// without a help dump). What numbers may be is in numbers.h.
 #pragma once
 
 #include <cstdint>

@@ -37,41 +37,39 @@ CLI::Option* add_ids(CLI::App* command, Parsed* parsed) {
         ->option_text("1,2,3")->group("Prompt");
 }
 
-// CLI11 takes -1 for the largest 64-bit number.
-std::string not_negative(const std::string& text) {
-    return text.starts_with('-') ? text + " is negative" : std::string();
-}
-
 void add_chat_format(CLI::App* command, Parsed* parsed, TextOptions* texts) {
     RequestOptions& request = parsed->options.request;
     command->add_option("--system", request.system, "System message before it")
         ->option_text("TEXT")->group("Prompt");
     command->add_flag("--think", request.think, "Let the model reason before it answers")
         ->group("Prompt");
-    texts->effort = command->add_option("--effort", parsed->effort, "How much it reasons")
+    texts->effort = command->add_option("--effort", parsed->effort,
+                                          "How much it reasons; low by default")
                         ->option_text("low|high|max")->check(CLI::IsMember({"low", "high", "max"}))
                         ->group("Prompt");
 }
 
 void add_sampling(CLI::App* command, RequestOptions* request, TextOptions* texts) {
     const std::string group = "Generation";
-    command->add_option("--max-tokens", request->max_tokens,
-                        "Tokens to generate at most; 0, the default: until the model ends, at most "
-                        "until its context is full")
+    add_number(command, "--max-tokens", &request->max_tokens, kCountRange,
+               "Tokens to generate at most; 0, the default: until the model ends, at most until "
+               "its context is full")
         ->option_text("N")->group(group);
-    command->add_option("--temperature", request->temperature,
-                        "0: always the likeliest token; 1 by default")
+    add_number(command, "--temperature", &request->temperature, kTemperatureRange,
+               "0: always the likeliest token; 1 by default")
         ->option_text("T")->group(group);
-    command->add_option("--top-k", request->top_k, "Only the K likeliest tokens; 0: all")
+    add_number(command, "--top-k", &request->top_k, kCountRange,
+               "Only the K likeliest tokens; 0: all")
         ->option_text("K")->group(group);
-    command->add_option("--top-p", request->top_p, "Only the likeliest that make up P together")
+    add_number(command, "--top-p", &request->top_p, kTopPRange,
+               "Only the likeliest that make up P together")
         ->option_text("P")->group(group);
-    command->add_option("--min-p", request->min_p,
-                        "Only tokens at least P times as likely as the likeliest")
+    add_number(command, "--min-p", &request->min_p, kMinPRange,
+               "Only tokens at least P times as likely as the likeliest")
         ->option_text("P")->group(group);
-    command->add_option("--seed", request->seed,
-                        "Same prompt, options and seed: same text; random by default")
-        ->check(not_negative)->option_text("N")->group(group);
+    add_number(command, "--seed", &request->seed, kSeedRange,
+               "Same prompt, options and seed: same text; random by default")
+        ->option_text("N")->group(group);
     texts->stop = command->add_option("--stop", "End at this text, which is left out; repeatable")
                       ->option_text("TEXT")->expected(1)
                       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
@@ -124,8 +122,8 @@ TextOptions add_generate(CLI::App* command, Parsed* parsed) {
     texts.ids = add_ids(command, parsed);
     add_sampling(command, &request, &texts);
     add_json(command, parsed, "One JSON object at the end: text, tokens, timings, ...");
-    command->add_option("--logprobs", request.logprobs,
-                        "Log-probabilities of N alternatives per token, in --json")
+    add_number(command, "--logprobs", &request.logprobs, kLogprobsRange,
+               "Log-probabilities of N alternatives per token, in --json")
         ->option_text("N")->group("Output");
     command->add_flag("--quiet", request.quiet, "No reasoning, progress or timings on the terminal")
         ->group("Output");

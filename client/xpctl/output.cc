@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include <poll.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "client/xpctl/exit_codes.h"
 #include "client/xpctl/interrupt.h"
 #include "client/xpctl/json.h"
+#include "shm/codec.h"
 
 namespace xp::ctl {
 namespace {
@@ -25,6 +27,30 @@ bool is_c1(std::string_view text, size_t i) {
     return static_cast<unsigned char>(text[i]) == 0xc2 && i + 1 < text.size() &&
            static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
            static_cast<unsigned char>(text[i + 1]) <= 0x9f;
+}
+
+// Bytes of the character at `i`; 0 where it is none that a line of text holds.
+size_t printable_bytes(std::string_view text, size_t i) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    if (lead < 0x80) return is_control(lead) ? 0 : 1;
+    if (is_c1(text, i)) return 0;
+    const size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    return shm::is_valid_utf8(text.substr(i, bytes)) ? bytes : 0;
+}
+
+std::string escaped(std::string_view text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+        if (const size_t bytes = printable_bytes(text, i); bytes > 0) {
+            out += text.substr(i, bytes);
+            i += bytes;
+            continue;
+        }
+        const char c = text[i++];
+        out += c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '\r' ? "\\r"
+               : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    }
+    return out;
 }
 
 }  // namespace
@@ -81,6 +107,19 @@ void report_error(std::string_view code, std::string_view text) {
     (void)write_all(STDERR_FILENO, json_line({{"error", {{"code", code}, {"message", text}}}}));
 }
 
+void report_exception(const std::exception& error) noexcept {
+    constexpr std::string_view kText = "xpctl: out of memory\n";
+    constexpr std::string_view kJson =
+        "{\"error\":{\"code\":\"no_memory\",\"message\":\"out of memory\"}}\n";
+    try {
+        const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+        if (!memory) return report_error("system", error.what());
+    } catch (const std::exception&) {
+        // No memory for the text either.
+    }
+    (void)write_all(STDERR_FILENO, g_json_errors ? kJson : kText);
+}
+
 void set_json_errors(bool on) { g_json_errors = on; }
 
 std::string terminal_text(std::string_view text) {
@@ -108,6 +147,15 @@ std::string one_line(std::string_view text) {
             out += is_control(static_cast<unsigned char>(text[i])) ? '?' : text[i];
         }
     }
+    return out;
+}
+
+std::string echoed(std::string_view text) {
+    // Two lines of a terminal at most; what is left out is not what somebody looks for.
+    constexpr size_t kHead = 120, kTail = 60;
+    const bool cut = text.size() > kHead + kTail;
+    std::string out = escaped(cut ? text.substr(0, kHead) : text);
+    if (cut) out += "..." + escaped(text.substr(text.size() - kTail));
     return out;
 }
 

@@ -5,6 +5,7 @@
 // pipes get the bytes as they are.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -38,6 +39,8 @@ void message(std::string_view text);
 // Not on stdout, which holds results only: `xpctl ... --json | jq .text` must not take an error for
 // one. Codes are stable: the daemon's (see xp_event), xp_status_name(), "usage" or "interrupted".
 void report_error(std::string_view code, std::string_view text);
+// What nobody caught: out of memory, or the operating system refuses a thread. Needs no memory.
+void report_exception(const std::exception& error) noexcept;
 // Process-wide; set by main() before a command runs.
 void set_json_errors(bool on);
 
@@ -46,6 +49,10 @@ void set_json_errors(bool on);
 std::string terminal_text(std::string_view text);
 // The same for a field of a line: control characters, newline and tab too, become '?'.
 std::string one_line(std::string_view text);
+
+// Something that the user gave, as an error repeats it: control characters and bytes that are no
+// UTF-8 as \n, \x1b, ..., and of a long text its beginning and end, with ... between them.
+std::string echoed(std::string_view text);
 
 // One line on stderr that is replaced in place, for progress. Does nothing unless the terminal can.
 class StatusLine {

@@ -20,6 +20,7 @@
 #include "client/xpctl/request.h"
 #include "client/xpctl/request_loop.h"
 #include "client/xpctl/score_sheet.h"
+#include "client/xpctl/slow_note.h"
 #include "client/xpctl/tokenize.h"
 #include "shm/codec.h"
 #include "shm/fd.h"
@@ -46,7 +47,7 @@ size_t first_fault(std::string_view text) {
 
 std::optional<std::string> read_text(const std::string& path, Failure* error) {
     const bool standard = path == "-";
-    const std::string name = standard ? "standard input" : path;
+    const std::string name = standard ? "standard input" : echoed(path);
     shm::Fd file(standard ? -1 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!standard && !file) {
         *error = {"io", fmt::format("cannot open {}: {}", name, std::strerror(errno)), kExitFailed};
@@ -115,6 +116,7 @@ int Measurement::run(const std::string& text) {
 // The context bounds the window.
 int Measurement::choose_windows() {
     const xp_model_list* list = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const xp_status status = client_.models(&list, kAnswerTimeoutMs);
     if (status != XP_OK) return report_failure(client_, status, "cannot list the models");
     uint64_t context = 0;
@@ -183,9 +185,9 @@ std::string Measurement::result(bool complete) const {
     const std::optional<double> error = likelihood_.standard_error();
     if (options_.json) {
         return json_line({{"model", tokens_.model},
-                          {"perplexity", *likelihood_.perplexity()},
-                          {"standard_error", error ? Json(*error) : Json(nullptr)},
-                          {"nll", likelihood_.nll()},
+                          {"perplexity", json_figure(likelihood_.perplexity())},
+                          {"standard_error", json_figure(error)},
+                          {"nll", json_figure(likelihood_.nll())},
                           {"tokens", likelihood_.count()},
                           {"text_tokens", tokens_.ids.size()},
                           {"window", window_},
@@ -193,6 +195,7 @@ std::string Measurement::result(bool complete) const {
                           {"windows", windows_done_},
                           {"complete", complete}});
     }
+    if (likelihood_.unknown() > 0) return "no perplexity: " + unknown_text(likelihood_);
     return fmt::format("perplexity {:.4f}{} ({}{} token{}, window {}, stride {})\n",
                        *likelihood_.perplexity(),
                        error ? fmt::format(" ± {:.4f}", *error) : std::string(),
@@ -202,7 +205,7 @@ std::string Measurement::result(bool complete) const {
 
 int Measurement::finish(int code) {
     if (code != kExitOk && code != kExitInterrupted) return code;
-    if (likelihood_.perplexity()) {
+    if (likelihood_.count() > 0) {
         const int printed = print_result(result(code == kExitOk));
         if (printed != kExitOk && !interrupted()) return printed;
     }

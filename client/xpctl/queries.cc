@@ -9,6 +9,7 @@
 #include "client/xpctl/exit_codes.h"
 #include "client/xpctl/json.h"
 #include "client/xpctl/output.h"
+#include "client/xpctl/slow_note.h"
 #include "client/xpctl/stats_view.h"
 #include "client/xpctl/table.h"
 
@@ -50,6 +51,7 @@ int run_stats(const Options& options) {
     const int connected = connect(client, options);
     if (connected != kExitOk) return connected;
     const char* json = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const xp_status status = client.stats_json(&json, kAnswerTimeoutMs);
     if (status != XP_OK) return report_failure(client, status, "cannot get the statistics");
     // Parsed in both cases: whoever asked for JSON gets JSON, byte for byte the daemon's, or an
@@ -66,6 +68,7 @@ int run_models(const Options& options) {
     const int connected = connect(client, options);
     if (connected != kExitOk) return connected;
     const xp_model_list* list = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const xp_status status = client.models(&list, kAnswerTimeoutMs);
     if (status != XP_OK) return report_failure(client, status, "cannot list the models");
     return print_result(options.json ? json_line(models_object(*list)) : models_table(*list));
@@ -76,6 +79,7 @@ int run_ping(const Options& options) {
     const int connected = connect(client, options);
     if (connected != kExitOk) return connected;
     const xp_pong* pong = nullptr;
+    const SlowNote note(kAnswerTimeoutMs);
     const auto begin = std::chrono::steady_clock::now();
     const xp_status status = client.ping(&pong, kAnswerTimeoutMs);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -107,8 +111,7 @@ int run_version(const Options& options) {
     const int printed = print_result(text);
     // Not a failure: that no daemon runs is a fine answer to which versions there are.
     if (printed == kExitOk && status != XP_OK) {
-        message(fmt::format("no daemon to ask ({})",
-                            *client.error() ? client.error() : xp_status_name(status)));
+        message(fmt::format("no daemon to ask ({})", connect_error(client, options)));
     }
     return printed;
 }

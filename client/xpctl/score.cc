@@ -33,13 +33,12 @@ std::string score_json(const ScoreSheet& sheet, const std::vector<int32_t>& toke
         argmax.push_back(score.argmax);
     }
     const Likelihood likelihood = likelihood_of(sheet);
-    const std::optional<double> perplexity = likelihood.perplexity();
     Json object = {{"model", sheet.model()}};
     object["tokens"] = tokens.empty() ? Json(nullptr) : Json(tokens);
     object["logprobs"] = std::move(logprobs);
     object["argmax"] = std::move(argmax);
-    object["nll"] = likelihood.nll();
-    object["perplexity"] = perplexity ? Json(*perplexity) : Json(nullptr);
+    object["nll"] = json_figure(likelihood.nll());
+    object["perplexity"] = json_figure(likelihood.perplexity());
     if (logits) {
         Json values = Json::array();
         for (const float value : sheet.logits()) values.push_back(json_float(value));
@@ -55,14 +54,16 @@ std::string score_text(const ScoreSheet& sheet, const std::vector<int32_t>& toke
         const xp_score& score = sheet.scores()[i];
         table.add_row({fmt::format("{}", i),
                        i < tokens.size() ? fmt::format("{}", tokens[i]) : "-",
-                       i == 0 ? "-" : fmt::format("{:.4f}", score.logprob),
+                       i == 0 ? "-" : is_known(score.logprob)
+                                          ? fmt::format("{:.4f}", score.logprob) : "not finite",
                        fmt::format("{}", score.argmax)});
     }
     const Likelihood likelihood = likelihood_of(sheet);
     std::string out = table.text() + "\n";
-    if (!likelihood.perplexity()) return out + "a single token: nothing predicts it\n";
+    if (likelihood.count() == 0) return out + "a single token: nothing predicts it\n";
+    if (likelihood.unknown() > 0) return out + "no nll and perplexity: " + unknown_text(likelihood);
     return out + fmt::format("nll {:.4f}, perplexity {:.4f} ({} token{} predicted)\n",
-                             likelihood.nll(), *likelihood.perplexity(), likelihood.count(),
+                             *likelihood.nll(), *likelihood.perplexity(), likelihood.count(),
                              likelihood.count() == 1 ? "" : "s");
 }
 

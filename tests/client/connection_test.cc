@@ -71,12 +71,17 @@ TEST(ClientConnect, TakesThePathFromTheEnvironment) {
 }
 
 TEST(ClientConnect, RefusalsHaveTheirOwnStatus) {
-    const std::pair<shm::WelcomeStatus, xp_status> cases[] = {
-        {shm::WelcomeStatus::kBadVersion, XP_BAD_VERSION},
-        {shm::WelcomeStatus::kTooManyClients, XP_REFUSED},
-        {shm::WelcomeStatus::kShuttingDown, XP_REFUSED},
+    struct Case {
+        shm::WelcomeStatus refusal;
+        xp_status expected;
+        const char* code;
     };
-    for (const auto& [refusal, expected] : cases) {
+    const Case cases[] = {
+        {shm::WelcomeStatus::kBadVersion, XP_BAD_VERSION, "bad_version"},
+        {shm::WelcomeStatus::kTooManyClients, XP_REFUSED, "too_many_clients"},
+        {shm::WelcomeStatus::kShuttingDown, XP_REFUSED, "shutting_down"},
+    };
+    for (const auto& [refusal, expected, code] : cases) {
         const shm::Listener listener;
         std::thread thread([&] {
             const shm::Fd socket = listener.accept();
@@ -85,8 +90,37 @@ TEST(ClientConnect, RefusalsHaveTheirOwnStatus) {
         const ClientPtr client(xp_client_new("x"));
         EXPECT_EQ(xp_connect(client.get(), listener.path().c_str(), kPatienceMs), expected);
         EXPECT_THAT(xp_client_error(client.get()), HasSubstr("full up"));
+        EXPECT_STREQ(xp_error_code(client.get()), code);
         thread.join();
     }
+}
+
+TEST(ClientErrorCode, IsTheDaemonsOrElseTheStatus) {
+    FakeDaemon daemon([](Session& session) {
+        while (const auto request = session.next()) {
+            // The text of a failure is anybody's: no code is read out of it.
+            session.reply(request->first, shm::Failed{"not_found", "none (of these)"});
+            if (std::holds_alternative<shm::GetStats>(request->second)) return;
+        }
+    });
+    const ClientPtr client(xp_client_new("x"));
+    EXPECT_STREQ(xp_error_code(client.get()), "");
+    EXPECT_EQ(xp_connect(client.get(), "/nonexistent/sock", 0), XP_UNAVAILABLE);
+    EXPECT_STREQ(xp_error_code(client.get()), "unavailable");
+    ASSERT_EQ(xp_connect(client.get(), daemon.path().c_str(), kPatienceMs), XP_OK);
+    EXPECT_EQ(xp_models(client.get(), kPatienceMs, nullptr), XP_FAILED);
+    EXPECT_STREQ(xp_error_code(client.get()), "not_found");
+    EXPECT_STREQ(xp_client_error(client.get()), "none (of these) (not_found)");
+    EXPECT_EQ(xp_cancel_request(client.get(), 0, 1, 0), XP_INVALID);
+    EXPECT_STREQ(xp_error_code(client.get()), "invalid");
+    EXPECT_EQ(xp_stats_json(client.get(), kPatienceMs, nullptr), XP_FAILED);  // then it goes away
+    EXPECT_EQ(xp_ping(client.get(), kPatienceMs, nullptr), XP_GONE);
+    EXPECT_STREQ(xp_error_code(client.get()), "gone");
+    // Another failure in between does not change why the connection is dead.
+    EXPECT_EQ(xp_cancel_request(client.get(), 0, 1, 0), XP_INVALID);
+    EXPECT_EQ(xp_ping(client.get(), 0, nullptr), XP_GONE);
+    EXPECT_STREQ(xp_error_code(client.get()), "gone");
+    EXPECT_THAT(xp_client_error(client.get()), HasSubstr("closed the connection"));
 }
 
 TEST(ClientConnect, PathsThatAreTooLongAreInvalid) {
@@ -179,6 +213,7 @@ TEST(ClientAsk, ALateAnswerIsIgnored) {
     });
     const ClientPtr client = connect(daemon);
     EXPECT_EQ(xp_ping(client.get(), 10, nullptr), XP_TIMEOUT);
+    EXPECT_STREQ(xp_error_code(client.get()), "timeout");
     EXPECT_EQ(xp_models(client.get(), kPatienceMs, nullptr), XP_OK);
     const xp_pong* pong = nullptr;
     ASSERT_EQ(xp_ping(client.get(), kPatienceMs, &pong), XP_OK);
@@ -237,6 +272,7 @@ TEST(ClientArguments, NullIsAnErrorAndNeverACrash) {
     EXPECT_EQ(xp_client_fd(nullptr), -1);
     EXPECT_EQ(xp_connection(nullptr), nullptr);
     EXPECT_STREQ(xp_client_error(nullptr), "the client is NULL");
+    EXPECT_STREQ(xp_error_code(nullptr), "invalid");
 
     FakeDaemon daemon(idle);
     const ClientPtr client = connect(daemon);

@@ -41,6 +41,8 @@ TEST(Wrapper, GeneratesAndAsks) {
 TEST(Wrapper, KeepsTheFirstFailureOfASetterAndSendsNothing) {
     FakeDaemon daemon([](Session& session) { EXPECT_FALSE(session.next()); });
     expertpack::Client client;
+    EXPECT_EQ(client.connect("/nonexistent/sock"), XP_UNAVAILABLE);
+    EXPECT_STREQ(client.error_code(), "unavailable");
     ASSERT_EQ(client.connect(daemon.path().c_str()), XP_OK);
     expertpack::Generate request;
     request.text("x").top_p(7).top_logprobs(99);

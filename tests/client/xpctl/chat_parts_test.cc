@@ -107,7 +107,7 @@ TEST(ChatHistoryTest, is_cut_to_the_newest_lines_and_free_of_junk) {
 CommandResult run(const char* line, ChatState* state) {
     return run_chat_command(line, state, [](std::vector<std::string>* names) {
         *names = {"demo", "large"};
-        return std::string();
+        return Failure();
     });
 }
 
@@ -139,16 +139,20 @@ TEST(ChatCommandTest, settings_are_taken_or_left_as_they_were) {
     for (const char* good : {"/set temperature 0.5", "/set top_p 0.9", "/set min_p 0",
                              "/set max_tokens 12", "/set seed 18446744073709551615",
                              "/think max", "/model large", "/set  top_k   3 "}) {
-        EXPECT_FALSE(run(good, &state).failed) << good;
+        EXPECT_EQ(run(good, &state).exit_code, 0) << good;
     }
     for (const char* bad : {"/set temperature warm", "/set temperature 101", "/set top_k -1",
                             "/set temperature nan", "/set seed", "/set", "/set colour 3",
-                            "/think maybe", "/model huge", "/save", "/load", "/new now", "/xyzzy",
-                            "/"}) {
+                            "/set seed 010", "/set top_k  +1", "/set min_p 1e-99",
+                            "/think maybe", "/save", "/load", "/new now", "/xyzzy", "/"}) {
         const CommandResult result = run(bad, &state);
-        EXPECT_TRUE(result.failed) << bad;
+        EXPECT_EQ(result.exit_code, 2) << bad;
         EXPECT_NE(result.say, "") << bad;
     }
+    // Right, as far as the line goes.
+    EXPECT_EQ(run("/model huge", &state).exit_code, 1);
+    const std::string long_name = "/" + std::string(100'000, 'x');
+    EXPECT_LT(run(long_name.c_str(), &state).say.size(), 400u);
     EXPECT_EQ(state.settings.temperature, 0.5f);
     EXPECT_EQ(state.settings.top_k, 3u);
     EXPECT_EQ(state.settings.seed, UINT64_MAX);
@@ -164,15 +168,15 @@ TEST(ChatCommandTest, settings_are_taken_or_left_as_they_were) {
 
 TEST(ChatCommandTest, retry_undo_and_new_change_the_turns) {
     ChatState state;
-    EXPECT_TRUE(run("/retry", &state).failed);
-    EXPECT_TRUE(run("/undo", &state).failed);
+    EXPECT_EQ(run("/retry", &state).exit_code, 1);
+    EXPECT_EQ(run("/undo", &state).exit_code, 1);
     state.conversation.turns = {{"a", "1", ""}, {"b", "2", ""}};
     EXPECT_EQ(run("/retry", &state).send, "b");
     EXPECT_EQ(state.conversation.turns.size(), 1u);
     state.unanswered = "c";
     EXPECT_EQ(run("/retry", &state).send, "c");
     EXPECT_EQ(state.conversation.turns.size(), 1u);
-    EXPECT_FALSE(run("/undo", &state).failed);
+    EXPECT_EQ(run("/undo", &state).exit_code, 0);
     EXPECT_TRUE(state.conversation.turns.empty());
     state.conversation = {"system", {{"a", "1", ""}}};
     run("/clear", &state);

@@ -1,4 +1,5 @@
 // xpctl chat: on a terminal, typed on as a person does, and with lines from a pipe.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/client/xpctl/program.h"
 #include "tests/client/xpctl/replies.h"
@@ -194,6 +196,60 @@ TEST_F(ChatTest, any_unicode_comes_through_the_editor) {
     EXPECT_THAT(companion.messages(0), ElementsAre("user:" + text));
 }
 
+TEST_F(ChatTest, a_byte_that_is_no_character_costs_only_itself) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    Program program({"chat"}, terminal(daemon));
+    ASSERT_TRUE(program.wait_for_output("> "));
+    say(program, "a\xc3""b\xe2\x82""c\xf0\xc3\xa9\xff!", "re: a");
+    say(program, "\xe2\x82", "re: \ufffd\n");  // the newline is the byte that follows
+    EXPECT_EQ(end_of(program), 0);
+    EXPECT_THAT(companion.messages(0),
+                ElementsAre("user:a\ufffdb\ufffdc\ufffd\u00e9\ufffd!"));
+}
+
+// As ^Z and fg do: the shell takes the terminal back into its own mode in between.
+TEST_F(ChatTest, lines_can_be_edited_after_the_chat_was_stopped_and_continued) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    Program program({"chat"}, terminal(daemon));
+    ASSERT_TRUE(program.wait_for_output("> "));
+    const termios shells = [&] {
+        termios settings = program.settings();
+        settings.c_lflag |= ICANON | ECHO | ISIG;
+        return settings;
+    }();
+    program.type_to_editor("wan");
+    ASSERT_TRUE(program.wait_for_output("wan"));
+    program.signal(SIGSTOP);
+    ASSERT_TRUE(program.wait_until_stopped());
+    program.set(shells);
+    program.signal(SIGCONT);
+    ASSERT_TRUE(program.wait_for_editor());
+    say(program, "x\x7fted", "re: wanted\n");
+    EXPECT_EQ(end_of(program), 0);
+    EXPECT_THAT(companion.messages(0), ElementsAre("user:wanted"));
+}
+
+TEST_F(ChatTest, a_signal_that_ends_the_chat_leaves_the_terminal_as_it_was) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    for (const int number : {SIGTERM, SIGHUP}) {
+        Program program({"chat"}, terminal(daemon));
+        const tcflag_t cooked = ICANON | ECHO | ISIG;
+        ASSERT_TRUE(program.wait_for_output("> "));
+        ASSERT_TRUE(program.wait_for_editor());
+        ASSERT_EQ(program.settings().c_lflag & ECHO, 0u);
+        program.signal(number);
+        for (int n = 0; program.running() && n < 30'000; ++n) ::usleep(1000);
+        ASSERT_FALSE(program.running());
+        EXPECT_EQ(program.settings().c_lflag & cooked, cooked);
+        EXPECT_NE(program.settings().c_iflag & ICRNL, 0u);
+        EXPECT_NE(program.settings().c_oflag & OPOST, 0u);
+        EXPECT_EQ(program.wait().status, 256 + number);  // as the shell sees it
+    }
+}
+
 TEST_F(ChatTest, escape_sequences_of_the_model_do_not_reach_the_terminal) {
     Companion companion([](const std::string&) -> std::vector<shm::Reply> {
         return {tokens({1}, "think\033[2J", shm::Channel::kReasoning),
@@ -272,7 +328,8 @@ TEST_F(ChatTest, commands_change_what_the_next_request_asks_for) {
     say(program, "/model large", "> ");
     say(program, "/think high", "> ");
     say(program, "/set top_k 40", "> ");
-    say(program, "/set top_p 7", "top-p");
+    say(program, "/set top_p 7", "top_p: \"7\" is not a number above 0, at most 1");
+    say(program, "/help", "before it answers; on: low");
     say(program, "/system Be kind.", "> ");
     say(program, "/hepl", "do you mean /help?");
     say(program, "x", "re: x\n");
@@ -316,8 +373,14 @@ TEST_F(ChatTest, a_pipe_ends_at_the_first_message_that_fails) {
                            "conversation, /undo takes the last turn back\n");
     outcome = run_xpctl({"chat"}, {.socket = daemon.path(), .input = "busy\n"});
     EXPECT_EQ(outcome.status, 75);
+    // A line that is wrong, and one that is right and cannot be done.
     outcome = run_xpctl({"chat"}, {.socket = daemon.path(), .input = "/nothing\nb\n"});
     EXPECT_EQ(outcome.status, 2);
+    outcome = run_xpctl({"chat"}, {.socket = daemon.path(), .input = "/set top_k 010\nb\n"});
+    EXPECT_EQ(outcome.status, 2);
+    outcome = run_xpctl({"chat"}, {.socket = daemon.path(), .input = "/load /nowhere\nb\n"});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_EQ(outcome.out, "");
     outcome = run_xpctl({"chat"}, {.socket = daemon.path(), .input = "caf\xe9\nb\n"});
     EXPECT_EQ(outcome.status, 2);
     EXPECT_THAT(outcome.err, HasSubstr("UTF-8"));
@@ -339,12 +402,31 @@ TEST_F(ChatTest, conversations_are_saved_and_loaded_and_other_files_left_alone) 
     for (const char* command : {"/save ", "/load "}) {
         const Outcome refused =
             run_xpctl({"chat"}, {.socket = daemon.path(), .input = command + notes + "\n"});
-        EXPECT_EQ(refused.status, 2);
+        EXPECT_EQ(refused.status, 1);
         EXPECT_THAT(refused.err, HasSubstr(notes));
     }
     std::string kept;
     std::ifstream(notes) >> kept;
     EXPECT_EQ(kept, "mine");
+}
+
+TEST_F(ChatTest, saving_to_a_link_writes_the_file_it_leads_to) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    const std::string file = folder_ + "/saved.json", link = folder_ + "/link";
+    std::filesystem::create_symlink("second", link);
+    std::filesystem::create_symlink(file, folder_ + "/second");
+    for (const char* text : {"one", "two"}) {  // no file there yet, and one
+        const Outcome outcome =
+            run_xpctl({"chat"}, {.socket = daemon.path(),
+                                 .input = text + ("\n/save " + link + "\n")});
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_TRUE(std::filesystem::is_symlink(link));
+        EXPECT_TRUE(std::filesystem::is_symlink(folder_ + "/second"));
+        std::ifstream stream(file);
+        const std::string saved{std::istreambuf_iterator<char>(stream), {}};
+        EXPECT_THAT(saved, HasSubstr(text));
+    }
 }
 
 TEST_F(ChatTest, without_a_daemon_there_is_no_chat) {

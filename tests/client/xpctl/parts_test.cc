@@ -1,6 +1,7 @@
 // The parts of xpctl that need no process: token ids, tables, statistics, terminal text.
 #include <gmock/gmock.h>
 
+#include "client/xpctl/numbers.h"
 #include "client/xpctl/options.h"
 #include "client/xpctl/output.h"
 #include "client/xpctl/progress.h"
@@ -39,7 +40,8 @@ TEST(IdsTest, items_are_whole_numbers_of_31_bits) {
     const std::pair<const char*, const char*> cases[] = {
         {"", "item 1"}, {"1,", "item 2"}, {",1", "item 1"}, {"1,,2", "item 2"},
         {"1,-2", "item 2 (\"-2\")"}, {"1,2147483648", "item 2"}, {"1.5", "item 1"},
-        {"1 2", "item 1"}, {"0x10", "item 1"}, {"+1", "item 1"}, {"1,2,\u0663", "item 3"}};
+        {"1 2", "item 1"}, {"0x10", "item 1"}, {"7,010", "item 2 (\"010\")"},
+        {"+1", "item 1"}, {"1,2,\u0663", "item 3"}};
     for (const auto& [text, where] : cases) {
         EXPECT_FALSE(parse_ids(text, &error)) << text;
         EXPECT_THAT(error, HasSubstr(where)) << text;
@@ -179,6 +181,46 @@ TEST(TerminalTextTest, keeps_text_and_drops_control_characters) {
     EXPECT_EQ(terminal_text("\u0080\u009f\u00a0\u00e9"), "\u00a0\u00e9");
     EXPECT_EQ(terminal_text("\xc2"), "\xc2");
     EXPECT_EQ(one_line("a\tb\nc\u0085"), "a?b?c?");
+}
+
+TEST(EchoTest, shows_control_characters_and_the_ends_of_long_texts) {
+    EXPECT_EQ(echoed("caf\u00e9 \u6f22"), "caf\u00e9 \u6f22");
+    EXPECT_EQ(echoed(std::string("a\n\t\r\0\x1b[1m\x7f\u009b", 12)),
+              "a\\n\\t\\r\\x00\\x1b[1m\\x7f\\xc2\\x9b");
+    EXPECT_EQ(echoed("\xe9\xc3"), "\\xe9\\xc3");
+    EXPECT_EQ(echoed(std::string(180, 'a')), std::string(180, 'a'));
+    EXPECT_EQ(echoed("begin" + std::string(130'000, 'a') + "end"),
+              "begin" + std::string(115, 'a') + "..." + std::string(57, 'a') + "end");
+}
+
+TEST(NumbersTest, are_what_is_written_or_an_error) {
+    uint32_t whole = 7;
+    for (const char* bad : {"", " ", " 1", "1 ", "+1", "-1", "-0", "010", "00", "0x10", "1e3",
+                            "1.0", "4294967296", "99999999999999999999999", "one", "1\n", "{}",
+                            "[1]"}) {
+        const std::string error = take_number(bad, kCountRange, &whole);
+        EXPECT_THAT(error, HasSubstr("is not a whole number from 0 to 4294967295")) << bad;
+        EXPECT_EQ(whole, 7u);
+    }
+    EXPECT_EQ(take_number("4294967295", kCountRange, &whole), "");
+    EXPECT_EQ(whole, UINT32_MAX);
+    EXPECT_EQ(take_number("0", kCountRange, &whole), "");
+    EXPECT_EQ(whole, 0u);
+    EXPECT_EQ(take_number("1", kWindowRange, &whole),
+              "\"1\" is not a whole number from 2 to 4294967295");
+    float real = 7;
+    for (const char* bad : {"", "+1", "-1", "-0", "nan", "inf", "1e99", "01", "0x1p3", "1,5",
+                            "100.1", " 1", "1 "}) {
+        EXPECT_EQ(take_number(bad, kTemperatureRange, &real),
+                  "\"" + std::string(bad) + "\" is not a number from 0 to 100");
+        EXPECT_EQ(real, 7);
+    }
+    EXPECT_EQ(take_number("0.1", kTemperatureRange, &real), "");
+    EXPECT_EQ(real, 0.1f);
+    EXPECT_EQ(take_number("5e-1", kMinPRange, &real), "");
+    EXPECT_EQ(real, 0.5f);
+    EXPECT_EQ(take_number("0.0", kTopPRange, &real),
+              "\"0.0\" is not a number above 0, at most 1");
 }
 
 }  // namespace

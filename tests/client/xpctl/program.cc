@@ -198,8 +198,34 @@ bool Program::running() {
     return !ended_;
 }
 
-void Program::interrupt() {
-    if (!ended_) ::kill(pid_, SIGINT);
+void Program::interrupt() { signal(SIGINT); }
+
+void Program::signal(int number) {
+    if (!ended_) ::kill(pid_, number);
+}
+
+bool Program::wait_until_stopped() {
+    siginfo_t info = {};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT) == 0 &&
+           info.si_code == CLD_STOPPED;
+}
+
+termios Program::settings() {
+    termios settings{};
+    check(::tcgetattr(out_.get(), &settings) == 0, "tcgetattr");
+    return settings;
+}
+
+void Program::set(const termios& settings) {
+    check(::tcsetattr(out_.get(), TCSANOW, &settings) == 0, "tcsetattr");
+}
+
+bool Program::wait_for_editor() {
+    for (int n = 0; running() && n < 30'000; ++n) {
+        if (!(settings().c_lflag & ICANON)) return true;
+        ::usleep(1000);
+    }
+    return false;
 }
 
 void Program::type(const std::string& keys) {
@@ -208,11 +234,7 @@ void Program::type(const std::string& keys) {
 }
 
 void Program::type_to_editor(const std::string& keys) {
-    termios settings{};
-    for (int n = 0; running() && n < 30'000; ++n) {
-        if (::tcgetattr(out_.get(), &settings) == 0 && !(settings.c_lflag & ICANON)) break;
-        ::usleep(1000);
-    }
+    (void)wait_for_editor();
     type(keys);
 }
 

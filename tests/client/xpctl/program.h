@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sys/types.h>
+#include <termios.h>
 
 #include "shm/fd.h"
 
@@ -44,6 +45,14 @@ public:
 
     bool running();
     void interrupt();        // as Ctrl-C does
+    void signal(int number);
+    // Waits until it is stopped (SIGSTOP).
+    bool wait_until_stopped();
+    // The settings of the terminal, also after the program has ended.
+    termios settings();
+    void set(const termios& settings);
+    // Waits until a line editor reads.
+    bool wait_for_editor();
     void type(const std::string& keys);  // on the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D
     // The same once a line editor reads: what is typed while it takes over can get lost.
     void type_to_editor(const std::string& keys);

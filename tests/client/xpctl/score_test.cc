@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -81,7 +82,7 @@ TEST(LikelihoodTest, perplexity_and_its_standard_error) {
     likelihood.add(-2);
     likelihood.add(-6);
     // mean 3; squared differences 4 + 1 + 9 = 14; 14 / 2 / 3 of the mean.
-    EXPECT_DOUBLE_EQ(likelihood.nll(), 9);
+    EXPECT_DOUBLE_EQ(likelihood.nll().value(), 9);
     EXPECT_DOUBLE_EQ(likelihood.perplexity().value(), std::exp(3.0));
     EXPECT_DOUBLE_EQ(likelihood.standard_error().value(), std::exp(3.0) * std::sqrt(14.0 / 6));
 }
@@ -179,6 +180,52 @@ TEST(ScoreTest, json_has_every_number_as_the_float_it_is) {
     EXPECT_EQ(Json::parse(bare.out).at("nll"), 0);
     EXPECT_FALSE(Json::parse(bare.out).contains("last_logits"));
     EXPECT_FALSE(scorer.requests.back().last_logits);
+}
+
+// Codec and wire know no infinity: the lowest float comes in its place.
+TEST(ScoreTest, what_is_not_finite_is_told_and_counted_into_nothing) {
+    const float none = -std::numeric_limits<float>::infinity();
+    FakeDaemon daemon(answering({shm::Scores{0, {0, none, -1}, {1, 2, 3}},
+                                 shm::Logits{0, {std::nanf(""), 2.5f}}, done()}));
+    const Outcome text = run_xpctl({"score", "x"}, {.socket = daemon.path()});
+    EXPECT_EQ(text.status, 0) << text.err;
+    EXPECT_THAT(text.out, HasSubstr("       1      2       not finite               2\n"));
+    EXPECT_THAT(text.out, HasSubstr("\nno nll and perplexity: the model's log-probability of 1 of "
+                                    "2 tokens is no finite number\n"));
+    const Json object =
+        Json::parse(run_xpctl({"score", "--json", "x"}, {.socket = daemon.path()}).out);
+    EXPECT_EQ(object.at("logprobs"), Json({nullptr, nullptr, -1.0}));
+    EXPECT_EQ(object.at("last_logits"), Json({nullptr, 2.5}));
+    EXPECT_EQ(object.at("nll"), nullptr);
+    EXPECT_EQ(object.at("perplexity"), nullptr);
+}
+
+TEST(PerplexityTest, what_is_not_finite_leaves_no_figure) {
+    const float lowest = std::numeric_limits<float>::lowest();
+    FakeDaemon daemon([&](Session& connection) {
+        while (const auto incoming = connection.next()) {
+            const uint64_t id = incoming->first;
+            if (std::holds_alternative<shm::ListModels>(incoming->second)) {
+                connection.reply(id, shm::ModelsReply{{{"demo", "a", "", 64, 9}}});
+                continue;
+            }
+            const auto& request = std::get<shm::Generate>(incoming->second);
+            connection.reply(id, shm::Accepted{"demo", {1, 2}});
+            if (request.task == shm::Task::kTokenize) {
+                connection.reply(id, shm::Tokens{{1, 2}, {}, "", {}});
+            } else {
+                connection.reply(id, shm::Scores{0, {0, lowest}, {1, 2}});
+            }
+            connection.reply(id, done());
+        }
+    });
+    const Streams setup{.socket = daemon.path(), .input = "x"};
+    EXPECT_EQ(run_xpctl({"perplexity", "-"}, setup).out,
+              "no perplexity: the model's log-probability of 1 of 1 tokens is no finite number\n");
+    const Json object = Json::parse(run_xpctl({"perplexity", "--json", "-"}, setup).out);
+    EXPECT_EQ(object.at("perplexity"), nullptr);
+    EXPECT_EQ(object.at("nll"), nullptr);
+    EXPECT_EQ(object.at("tokens"), 1);
 }
 
 TEST(ScoreTest, chat_scores_the_text_as_a_message) {

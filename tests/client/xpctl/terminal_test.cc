@@ -77,6 +77,25 @@ TEST(TerminalTest, a_long_prefill_shows_its_progress_and_takes_it_away) {
         "\r\033\\[Kxpctl: 5 tokens.*\n"));
 }
 
+// A daemon that is stopped still has its socket listen.
+TEST(TerminalTest, a_daemon_that_does_not_answer_is_told_of_while_it_is_waited_for) {
+    const std::string note = "xpctl: the daemon does not answer yet; waiting for up to 30 s\n";
+    shm::Listener stopped;
+    Program connecting({"models"}, {.socket = stopped.path(), .err_terminal = true});
+    FakeDaemon silent([](Session& connection) {
+        const auto incoming = connection.next();
+        ASSERT_TRUE(incoming);
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        connection.reply(incoming->first, shm::Pong{"1", "cpu"});
+        connection.wait_for_hang_up();
+    });
+    const Outcome asking = run_xpctl({"ping"}, {.socket = silent.path(), .err_terminal = true});
+    EXPECT_EQ(asking.status, 0);
+    EXPECT_EQ(asking.err, note);
+    EXPECT_TRUE(connecting.wait_for_messages(note));
+    EXPECT_TRUE(connecting.running());
+}
+
 TEST(TerminalTest, a_prompt_that_waits_in_the_queue_says_so) {
     FakeDaemon daemon([](Session& connection) {
         const auto incoming = connection.next();

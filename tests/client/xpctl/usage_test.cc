@@ -1,8 +1,12 @@
 // Wrong command lines and daemons that cannot be reached: exit status, message, and nothing on
 // standard output.
+#include <cstdio>
+#include <fstream>
+
 #include <gmock/gmock.h>
 
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/client/xpctl/program.h"
@@ -30,7 +34,21 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
         {{"generate", "--temperature", "-1", "x"}, "--temperature"},
         {{"generate", "--top-p", "1.5", "x"}, "--top-p"},
         {{"generate", "--max-tokens", "4294967296", "x"}, "--max-tokens"},
-        {{"generate", "--seed", "-1", "x"}, "--seed"},
+        {{"generate", "--seed", "-1", "x"},
+         "--seed: \"-1\" is not a whole number from 0 to 18446744073709551615"},
+        {{"generate", "--seed", "010", "x"}, "--seed: \"010\""},
+        {{"generate", "--seed", "18446744073709551616", "x"}, "--seed: \"18446744073709551616\""},
+        {{"generate", "--max-tokens", "", "x"}, "--max-tokens: \"\" is not"},
+        {{"generate", "--top-k", " 1", "x"}, "--top-k: \" 1\" is not"},
+        {{"generate", "--top-k", "0x10", "x"}, "--top-k"},
+        {{"generate", "--min-p", "+0.1", "x"}, "--min-p: \"+0.1\" is not a number from 0 to 1"},
+        {{"generate", "--temperature", "100.5", "x"}, "a number from 0 to 100"},
+        {{"chat", "--seed", "1\x1b[m"}, "--seed: \"1\\x1b[m\""},
+        {{"stats", "--watch", ""}, "--watch: \"\" is not a number from 0.1 to 86400"},
+        {{"stats", "--watch", "01"}, "--watch: \"01\""},
+        {{"perplexity", "x", "--window", "010"}, "--window: \"010\""},
+        {{"tokenize", "--ids", "010"}, "item 1 (\"010\")"},
+        {{"cancel", "3.01"}, "\"3.01\""},
         {{"generate", "--effort", "low", "x"}, "--think"},
         {{"generate", "--think", "--effort", "some", "x"}, "--effort"},
         {{"generate", "--stop", "", "x"}, "--stop"},
@@ -50,7 +68,7 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
         {{"score", ""}, "empty"},
         {{"tokenize", "--count", "--json", "x"}, "--count"},
         {{"perplexity"}, "file"},
-        {{"perplexity", "x", "--window", "1"}, "--window"},
+        {{"perplexity", "x", "--window", "1"}, "--window: \"1\" is not a whole number from 2"},
         {{"perplexity", "x", "--stride", "0"}, "--stride"},
         {{"perplexity", "x", "--window", "8", "--stride", "8"}, "--stride"},
         {{"chat", "--effort", "low"}, "--think"},
@@ -62,6 +80,41 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
         EXPECT_THAT(outcome.err, AllOf(StartsWith("xpctl: "), HasSubstr(word)));
         EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     }
+}
+
+TEST(UsageTest, long_arguments_are_not_repeated_whole) {
+    const std::string long_one(130'000, '7');
+    const std::vector<std::string> cases[] = {
+        {long_one}, {"ping", long_one}, {"generate", "--seed", long_one, "x"},
+        {"generate", "--ids", long_one}, {"generate", "--think", "--effort", long_one, "x"},
+        {"cancel", "x" + long_one}, {"perplexity", long_one}, {"generate", "--" + long_one},
+        {"stats", "--watch", long_one}, {"ping", "--socket", long_one},
+        {"version", "--socket", long_one}};
+    for (const auto& arguments : cases) {
+        const Outcome outcome = run_xpctl(arguments, {});
+        EXPECT_LT(outcome.err.size(), 600u) << arguments[0].substr(0, 20);
+        EXPECT_THAT(outcome.err, HasSubstr("777...777"));
+    }
+}
+
+TEST(UsageTest, without_memory_there_is_one_line_and_no_signal) {
+    const std::string input = ::testing::TempDir() + "xpctl_large_input";
+    std::ofstream(input) << std::string(size_t{60} << 20, 'a');
+    for (const auto& [option, line] :
+         {std::pair{"", "xpctl: out of memory\n"},
+          std::pair{"--json", "{\"error\":{\"code\":\"no_memory\",\"message\":\"out of memory\"}}"
+                              "\n"}}) {
+        const std::string command = "ulimit -v 60000; " XPCTL_PROGRAM " generate --raw " +
+                                    std::string(option) + " - 2>&1 < " + input;
+        FILE* pipe = ::popen(command.c_str(), "r");
+        ASSERT_NE(pipe, nullptr);
+        std::string out(4096, '\0');
+        out.resize(std::fread(out.data(), 1, out.size(), pipe));
+        const int status = ::pclose(pipe);
+        EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : 256, 1);
+        EXPECT_EQ(out, line);
+    }
+    std::remove(input.c_str());
 }
 
 TEST(UsageTest, more_stop_texts_than_the_protocol_carries_are_refused) {
