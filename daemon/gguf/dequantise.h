@@ -1,5 +1,6 @@
 // The conversions behind TypeTraits::dequantise, one function per type; others reach them through
-// traits_of(). To support a further type: add its function here and name it in its table row.
+// traits_of(). To support a further type: add its function to an .inl file and name it here and in
+// its table row. The .inl files are written so that other compilers can include them, too.
 //
 // Each value is a product of an f16 or power-of-two scale and a small integer, which float32
 // holds exactly, so order, vector width and fused operations cannot change a bit. Types with a
@@ -11,7 +12,7 @@
 
 namespace xp {
 
-// dequantise.cc: floats, and blocks with one or two scales.
+// dequantise.inl: floats, and blocks with one or two scales.
 void dequantise_f32(const std::byte* source, float* destination, uint64_t n);
 void dequantise_f16(const std::byte* source, float* destination, uint64_t n);
 void dequantise_bf16(const std::byte* source, float* destination, uint64_t n);
@@ -25,7 +26,7 @@ void dequantise_q2_0(const std::byte* source, float* destination, uint64_t n);
 void dequantise_mxfp4(const std::byte* source, float* destination, uint64_t n);
 void dequantise_nvfp4(const std::byte* source, float* destination, uint64_t n);
 
-// dequantise_k.cc
+// dequantise_k.inl
 void dequantise_q2_k(const std::byte* source, float* destination, uint64_t n);
 void dequantise_q3_k(const std::byte* source, float* destination, uint64_t n);
 void dequantise_q4_k(const std::byte* source, float* destination, uint64_t n);
@@ -34,7 +35,7 @@ void dequantise_q6_k(const std::byte* source, float* destination, uint64_t n);
 void dequantise_tq1_0(const std::byte* source, float* destination, uint64_t n);
 void dequantise_tq2_0(const std::byte* source, float* destination, uint64_t n);
 
-// dequantise_iq.cc
+// dequantise_iq.inl
 void dequantise_iq2_xxs(const std::byte* source, float* destination, uint64_t n);
 void dequantise_iq2_xs(const std::byte* source, float* destination, uint64_t n);
 void dequantise_iq2_s(const std::byte* source, float* destination, uint64_t n);

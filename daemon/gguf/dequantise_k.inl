@@ -1,23 +1,21 @@
 // Super-blocks of 256 elements with scales of their own inside (K-quants), and the ternary types,
 // which share their two-bit layout.
-#include "daemon/gguf/block_fields.h"
-#include "daemon/gguf/dequantise.h"
+// Included by dequantise.cc, inside a namespace.
 
-namespace xp {
 namespace {
 
 // Two-bit codes: 32 bytes serve 128 elements, bit pair k of byte l is element 32·k + l.
-int two_bits(const std::byte* codes, int element) {
+XP_DEVICE int two_bits(const std::byte* codes, int element) {
     return byte_at(codes, element / 128 * 32 + element % 32) >> 2 * (element % 128 / 32) & 3;
 }
 
 // Four-bit codes: 32 bytes serve 64 elements, the low nibbles the first 32 of them.
-int four_bits(const std::byte* codes, int element) {
+XP_DEVICE int four_bits(const std::byte* codes, int element) {
     return byte_at(codes, element / 64 * 32 + element % 32) >> 4 * (element / 32 % 2) & 15;
 }
 
 // One more bit per element in 32 bytes: bit k of byte l is element 32·k + l.
-int one_bit(const std::byte* bits, int element) {
+XP_DEVICE int one_bit(const std::byte* bits, int element) {
     return byte_at(bits, element % 32) >> element / 32 & 1;
 }
 
@@ -28,14 +26,14 @@ struct ScaleAndMinimum {
 // Eight pairs of six bits in twelve bytes. The first four pairs have a byte each for scale and
 // minimum; the others have their low bits in the last four bytes and their high bits in the two
 // bits that the first eight bytes have left.
-ScaleAndMinimum six_bit_pair(const std::byte* packed, int i) {
+XP_DEVICE ScaleAndMinimum six_bit_pair(const std::byte* packed, int i) {
     if (i < 4) return {byte_at(packed, i) & 63, byte_at(packed, i + 4) & 63};
     return {(byte_at(packed, i + 4) & 15) | byte_at(packed, i - 4) >> 6 << 4,
             byte_at(packed, i + 4) >> 4 | byte_at(packed, i) >> 6 << 4};
 }
 
 // Sixteen six-bit scales with an offset of 32: nibbles in eight bytes, high bits in four more.
-int six_bit_scale(const std::byte* packed, int i) {
+XP_DEVICE int six_bit_scale(const std::byte* packed, int i) {
     const int low = byte_at(packed, i % 8) >> 4 * (i / 8) & 15;
     const int high = byte_at(packed, 8 + i % 4) >> 2 * (i / 4) & 3;
     return (low | high << 4) - 32;
@@ -44,7 +42,7 @@ int six_bit_scale(const std::byte* packed, int i) {
 }  // namespace
 
 // Nibbles (scale, minimum) per 16 elements, two-bit codes, scales of both.
-void dequantise_q2_k(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_q2_k(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 84, destination += kSuperBlock) {
         const float d = load_half(source + 80);
         const float dmin = load_half(source + 82);
@@ -59,7 +57,7 @@ void dequantise_q2_k(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // Third bits (set: no offset of 4), two-bit codes, six-bit scales per 16 elements, their scale.
-void dequantise_q3_k(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_q3_k(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 110, destination += kSuperBlock) {
         const float d = load_half(source + 108);
         for (int group = 0; group < 16; ++group) {
@@ -73,7 +71,7 @@ void dequantise_q3_k(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // Scales of scales and minima, six-bit pairs per 32 elements, four-bit codes.
-void dequantise_q4_k(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_q4_k(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 144, destination += kSuperBlock) {
         const float d = load_half(source);
         const float dmin = load_half(source + 2);
@@ -89,7 +87,7 @@ void dequantise_q4_k(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // As Q4_K, with fifth bits ahead of the codes.
-void dequantise_q5_k(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_q5_k(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 176, destination += kSuperBlock) {
         const float d = load_half(source);
         const float dmin = load_half(source + 2);
@@ -107,7 +105,7 @@ void dequantise_q5_k(const std::byte* source, float* destination, uint64_t n) {
 
 // Low nibbles (64 bytes serve 128 elements: low ones the first 64), high bit pairs, signed byte
 // scales per 16 elements, their scale.
-void dequantise_q6_k(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_q6_k(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 210, destination += kSuperBlock) {
         const float d = load_half(source + 208);
         for (int group = 0; group < 16; ++group) {
@@ -123,7 +121,7 @@ void dequantise_q6_k(const std::byte* source, float* destination, uint64_t n) {
 
 // Five trits per byte as a fraction of 256: trit k is the first digit after multiplying by 3^k.
 // 32 bytes for elements 0..159, 16 for 160..239, and four trits of each of 4 bytes for the rest.
-void dequantise_tq1_0(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_tq1_0(const std::byte* source, float* destination, uint64_t n) {
     constexpr int kPowers[] = {1, 3, 9, 27, 81};
     constexpr struct {
         int begin, end, first_byte, bytes;
@@ -142,7 +140,7 @@ void dequantise_tq1_0(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // Two-bit codes with an offset of 1, scale.
-void dequantise_tq2_0(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_tq2_0(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 66, destination += kSuperBlock) {
         const float d = load_half(source + 64);
         for (int e = 0; e < 256; ++e) {
@@ -150,5 +148,3 @@ void dequantise_tq2_0(const std::byte* source, float* destination, uint64_t n) {
         }
     }
 }
-
-}  // namespace xp

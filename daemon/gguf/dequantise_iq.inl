@@ -1,26 +1,23 @@
 // The IQ types: codebook entries (or a non-linear table of 16 values) times scales of a 256-element
 // super-block, in groups of 32 elements.
-#include <bit>
+// Included by dequantise.cc, inside a namespace.
 
-#include "daemon/gguf/block_fields.h"
-#include "daemon/gguf/dequantise.h"
-#include "daemon/gguf/iq_grids.h"
-
-namespace xp {
 namespace {
 
 constexpr int kGroups = 8;  // of 32 elements
 
-int nibble_at(const std::byte* source, int i) { return byte_at(source, i / 2) >> 4 * (i % 2) & 15; }
+XP_DEVICE int nibble_at(const std::byte* source, int i) {
+    return byte_at(source, i / 2) >> 4 * (i % 2) & 15;
+}
 
 // Eight signs from seven stored ones: the eighth makes the number of minus signs even.
-int with_parity(uint32_t signs) {
+XP_DEVICE int with_parity(uint32_t signs) {
     return static_cast<int>(signs | static_cast<uint32_t>(std::popcount(signs) & 1) << 7);
 }
 
 // Bit j of `signs` set: element j is negative.
 template <size_t Width>
-void write_signed(const std::array<int8_t, Width>& values, float scale, int signs,
+XP_DEVICE void write_signed(const std::array<int8_t, Width>& values, float scale, int signs,
                   float* destination) {
     for (size_t j = 0; j < Width; ++j) {
         const int value = signs >> j & 1 ? -values[j] : values[j];
@@ -28,19 +25,19 @@ void write_signed(const std::array<int8_t, Width>& values, float scale, int sign
     }
 }
 
-void write_shifted(const std::array<int8_t, 8>& values, float scale, float shift,
+XP_DEVICE void write_shifted(const std::array<int8_t, 8>& values, float scale, float shift,
                    float* destination) {
     for (size_t j = 0; j < 8; ++j) {
         destination[j] = scale * (static_cast<float>(values[j]) + shift);
     }
 }
 
-constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+XP_TABLE constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
-constexpr float kIq1Shift = 0.125f;
+XP_TABLE constexpr float kIq1Shift = 0.125f;
 
 // 16 bytes: low nibbles are elements 0..15, high ones 16..31.
-void write_iq4(const std::byte* codes, float scale, float* destination) {
+XP_DEVICE void write_iq4(const std::byte* codes, float scale, float* destination) {
     for (int j = 0; j < 16; ++j) {
         destination[j] = scale * static_cast<float>(kIq4Values[byte_at(codes, j) & 15]);
         destination[j + 16] = scale * static_cast<float>(kIq4Values[byte_at(codes, j) >> 4]);
@@ -50,7 +47,7 @@ void write_iq4(const std::byte* codes, float scale, float* destination) {
 }  // namespace
 
 // Per group: four indices, then a word of four 7-bit signs and a 4-bit scale.
-void dequantise_iq2_xxs(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq2_xxs(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 66) {
         const float d = load_half(source);
         for (int group = 0; group < kGroups; ++group) {
@@ -66,7 +63,7 @@ void dequantise_iq2_xxs(const std::byte* source, float* destination, uint64_t n)
 }
 
 // 16-bit words of 9-bit index and 7-bit signs; 4-bit scales, one per 16 elements.
-void dequantise_iq2_xs(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq2_xs(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 74) {
         const float d = load_half(source);
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
@@ -79,7 +76,7 @@ void dequantise_iq2_xs(const std::byte* source, float* destination, uint64_t n) 
 }
 
 // Low bytes of the indices, all eight signs, two high bits per index, scales as in IQ2_XS.
-void dequantise_iq2_s(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq2_s(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 82) {
         const float d = load_half(source);
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
@@ -93,7 +90,7 @@ void dequantise_iq2_s(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // Indices of four elements each, then per group a word as in IQ2_XXS.
-void dequantise_iq3_xxs(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq3_xxs(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 98) {
         const float d = load_half(source);
         for (int group = 0; group < kGroups; ++group) {
@@ -110,7 +107,7 @@ void dequantise_iq3_xxs(const std::byte* source, float* destination, uint64_t n)
 }
 
 // Low bytes of the indices, their ninth bits, all eight signs, 4-bit scales, one per group.
-void dequantise_iq3_s(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq3_s(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 110) {
         const float d = load_half(source);
         for (int l = 0; l < 8 * kGroups; ++l, destination += 4) {
@@ -123,7 +120,7 @@ void dequantise_iq3_s(const std::byte* source, float* destination, uint64_t n) {
 }
 
 // Low bytes of the indices, then per group a word: four times 3 high bits, 3-bit scale, shift sign.
-void dequantise_iq1_s(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq1_s(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 50) {
         const float d = load_half(source);
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
@@ -137,9 +134,17 @@ void dequantise_iq1_s(const std::byte* source, float* destination, uint64_t n) {
     }
 }
 
+XP_DEVICE uint16_t iq1_m_scale(const std::byte* block) {
+    uint32_t half = 0;
+    for (int i = 0; i < 4; ++i) {
+        half |= static_cast<uint32_t>(load_field<uint16_t>(block + 48 + 2 * i) >> 12) << 4 * i;
+    }
+    return static_cast<uint16_t>(half);
+}
+
 // Low bytes of the indices; nibbles of 3 high bits and shift sign; four words of four 3-bit scales
 // (one per 16 elements), whose top nibbles together are the f16 scale.
-void dequantise_iq1_m(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq1_m(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 56) {
         const float d = half_to_float(iq1_m_scale(source));
         for (int l = 0; l < 4 * kGroups; ++l, destination += 8) {
@@ -152,23 +157,15 @@ void dequantise_iq1_m(const std::byte* source, float* destination, uint64_t n) {
     }
 }
 
-uint16_t iq1_m_scale(const std::byte* block) {
-    uint32_t half = 0;
-    for (int i = 0; i < 4; ++i) {
-        half |= static_cast<uint32_t>(load_field<uint16_t>(block + 48 + 2 * i) >> 12) << 4 * i;
-    }
-    return static_cast<uint16_t>(half);
-}
-
 // 32-element blocks: scale (f16), codes.
-void dequantise_iq4_nl(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq4_nl(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 32, source += 18, destination += 32) {
         write_iq4(source + 2, load_half(source), destination);
     }
 }
 
 // Scale, two high bits of each group's scale, four low ones, codes.
-void dequantise_iq4_xs(const std::byte* source, float* destination, uint64_t n) {
+XP_DEVICE void dequantise_iq4_xs(const std::byte* source, float* destination, uint64_t n) {
     for (uint64_t i = 0; i < n; i += kSuperBlock, source += 136) {
         const float d = load_half(source);
         const int high = load_field<uint16_t>(source + 2);
@@ -178,5 +175,3 @@ void dequantise_iq4_xs(const std::byte* source, float* destination, uint64_t n) 
         }
     }
 }
-
-}  // namespace xp
