@@ -220,24 +220,25 @@ TEST_P(OperatorsAttention, OverThousandsOfCompressedRows) {
     ASSERT_NO_FATAL_FAILURE(check(shape, {{12001, 2}, {30, 1}}));
 }
 
-// One weight is nearly 1, others underflow: the maximum must be taken out first.
+// Products far beyond what exp can take, above and below, against sinks of both kinds: the maximum
+// of all must be taken out first.
 TEST_P(OperatorsAttention, OfLargeProductsStaysFinite) {
-    const uint32_t dim = 24;
-    std::vector<float> row(dim, 30), q(dim, 30);
-    std::vector<float> other(dim, -30);
-    std::vector<float> rows = other;
-    rows.insert(rows.end(), row.begin(), row.end());
-    q.insert(q.end(), q.begin(), q.end());
-    const auto q_device = device(q), rows_device = device(rows), ring = poisoned(6 * dim);
-    const auto sinks = device(std::vector<float>{1}), out_device = poisoned(2 * dim);
+    const uint32_t dim = 24, heads = 2;
+    std::vector<float> rows(2 * dim, 30);
+    std::fill_n(rows.begin(), dim, -30.0f);
+    const auto q = device(std::vector<float>(2 * heads * dim, 30)), rows_device = device(rows);
+    const auto ring = poisoned(6 * dim), out_device = poisoned(2 * heads * dim);
+    const auto sinks = device(std::vector<float>{1, -1e6f});
     const AttentionSegment segment = {0, 2, 0, ring.bytes(), nullptr};
-    ops_->attention({.q = q_device.data(), .rows = rows_device.bytes(), .kv = KvType::kF32,
-                     .n_heads = 1, .dim = dim, .window = 6, .sinks = sinks.data(), .scale = 1,
+    ops_->attention({.q = q.data(), .rows = rows_device.bytes(), .kv = KvType::kF32,
+                     .n_heads = heads, .dim = dim, .window = 6, .sinks = sinks.data(), .scale = 1,
                      .segments = {&segment, 1}, .out = out_device.data()});
     const auto out = out_device.host();
     for (uint32_t d = 0; d < dim; ++d) {
         EXPECT_NEAR(out[d], 0, 1e-30) << "all weight is the sink's";
-        EXPECT_EQ(out[dim + d], 30) << "all weight is one row's";
+        EXPECT_EQ(out[dim + d], -30) << "all weight is the only row's";
+        EXPECT_EQ(out[2 * dim + d], 30) << "all weight is one row's";
+        EXPECT_EQ(out[3 * dim + d], 30) << "all weight is one row's";
     }
 }
 
