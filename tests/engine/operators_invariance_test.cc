@@ -288,8 +288,12 @@ TEST_P(OperatorsCuts, DoNotChangeAttention) {
 }
 
 TEST_P(OperatorsCuts, DoNotChangeCompressedRows) {
-    for (const auto& [factor, ratio, dim] : {std::tuple{1u, 4u, 64u}, {2u, 4u, 512u},
-                                             {1u, 16u, 40u}, {2u, 8u, 10u}}) {
+    struct Compressor {
+        uint32_t factor, ratio, dim;
+    };
+    for (const Compressor& c : {Compressor{1, 4, 64}, Compressor{2, 4, 512}, Compressor{1, 16, 40},
+                                Compressor{2, 8, 10}}) {
+        const uint32_t factor = c.factor, ratio = c.ratio, dim = c.dim;
         const uint32_t width = factor * dim, slots = factor * ratio;
         const auto keys = normal(kWhole * width), gates = normal(kWhole * width);
         const auto other = normal(3 * width);
