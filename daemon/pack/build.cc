@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "daemon/base/memory.h"
+#include "daemon/pack/assemble.h"
 #include "daemon/pack/build_plan.h"
 #include "daemon/pack/build_stream.h"
 #include "daemon/pack/destination.h"
@@ -90,26 +91,10 @@ Result<void> finish(const BuildPlan& plan, const BuildState& state,
     for (size_t i = 0; i < manifest.sources.size(); ++i) {
         manifest.sources[i].digest = state.finished_files[i];
     }
-    manifest.identity = compute_identity(manifest);
-    for (size_t s = 0; s < manifest.stripes.size(); ++s) {
-        const std::string header = encode_stripe_header(manifest, s);
-        const int fd = destination.stripe_fds()[s].get();
-        const Path& path = destination.stripe_paths()[s];
-        XP_CHECK(write_exact(fd, 0, std::as_bytes(std::span(header)), path));
-        XP_CHECK(sync_file(fd, path));
-        ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    }
     const Path& directory = destination.directory();
     XP_TRY(manifest.resident_digest, digest_file(directory / kResidentName, nullptr));
-    const std::string index = encode_index(manifest, combine_digests(state));
-    manifest.index_digest = sha256(std::as_bytes(std::span(index)));
-    XP_CHECK(write_file_atomic(directory / kIndexName, index));
-    const std::string text = format_manifest(manifest);
-    // A manifest that its own reader refuses must not appear.
-    if (auto parsed = parse_manifest(text, directory / kManifestName); !parsed) {
-        return std::move(parsed).error().with_context("the finished manifest does not hold up");
-    }
-    XP_CHECK(write_file_atomic(directory / kManifestName, text));
+    XP_CHECK(seal_pack(directory, std::move(manifest), combine_digests(state),
+                       destination.stripe_fds(), destination.stripe_paths()));
     const Path journal = directory / kJournalName;
     if (::unlink(journal.c_str()) != 0 && errno != ENOENT) {
         return errno_error(errno, fmt::format("the pack is complete, but {} cannot be removed",

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <new>
 
 #include "daemon/gguf/payload.h"
+#include "daemon/pack/assemble.h"
 #include "daemon/pack/format.h"
 #include "daemon/pack/page_cache.h"
 
@@ -177,18 +177,11 @@ Result<void> BuildStream::store_expert() {
     const PackLayer& layer = plan_.manifest.layers[step.layer];
     const RoleLayout& role = layer.roles[step.role];
     const uint64_t expert = current_.offset / role.bytes;
-    std::byte* stored = current_buffer_.data();
-    if (role.layout != StorageLayout::kGgml) {
-        stored = converted_.data();
-        const uint64_t row = row_bytes(role.type, role.cols);
-        for (uint64_t r = 0; r < role.rows; ++r) {
-            row_to_layout(role.type, role.layout, current_buffer_.data() + r * row,
-                          stored + r * row, role.cols);
-        }
-    }
+    std::byte* stored =
+        role.layout == StorageLayout::kGgml ? current_buffer_.data() : converted_.data();
+    state_.sums[layer.first_object + expert][step.role] =
+        arrange_segment(layer, step.role, current_buffer_.data(), stored);
     const uint64_t segment = segment_end(layer, step.role) - role.offset;
-    std::memset(stored + role.bytes, 0, segment - role.bytes);
-    state_.sums[layer.first_object + expert][step.role] = xxh3_64({stored, segment});
 
     const size_t n_stripes = stripes_.size();
     const size_t stripe = expert % n_stripes;

@@ -6,7 +6,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <map>
 #include <optional>
 
@@ -39,7 +41,7 @@ uint64_t allocated_bytes(const Path& path, uint64_t limit) {
     return std::min(static_cast<uint64_t>(info.st_blocks) * 512, limit);
 }
 
-uint64_t journal_bytes(const BuildPlan& plan) {
+uint64_t journal_bytes_of(const BuildPlan& plan) {
     // Per object 3 entries of 40 bytes in hexadecimal; per record the hash state and file digests.
     const uint64_t records = plan.manifest.layers.size() * kExpertRoles;
     return plan.manifest.n_objects * kExpertRoles * 80 +
@@ -65,8 +67,24 @@ Result<void> allocate(int fd, uint64_t bytes, const Path& path) {
 
 }  // namespace
 
+Result<void> check_free_space(const Path& directory, uint64_t bytes, uint64_t reserve_bytes) {
+    struct statvfs info;
+    if (::statvfs(directory.c_str(), &info) != 0) {
+        return errno_error(errno,
+                           fmt::format("cannot ask for free space at {}", directory.native()));
+    }
+    const uint64_t free_bytes = uint64_t{info.f_bavail} * info.f_frsize;
+    if (free_bytes >= bytes && free_bytes - bytes >= reserve_bytes) return {};
+    return make_error(ErrorCode::kNoSpace,
+                      "not enough space on the file system of {}: {} ({} bytes) are needed and "
+                      "{} are to stay free, but {} ({} bytes) are free; make room, or put "
+                      "stripes on other drives", directory.native(), format_size(bytes), bytes,
+                      format_size(reserve_bytes), format_size(free_bytes), free_bytes);
+}
+
 Result<Destination> Destination::open(const Path& directory,
-                                      const std::vector<Path>& stripe_directories) {
+                                      const std::vector<Path>& stripe_directories,
+                                      Existing existing) {
     Destination destination;
     destination.directory_ = absolute_path(directory);
     if (stripe_directories.size() + 1 > kMaxStripes) {
@@ -106,6 +124,7 @@ Result<Destination> Destination::open(const Path& directory,
         destination.stripe_paths_.push_back(path);
     }
     XP_CHECK(destination.lock());
+    if (existing == Existing::kReplace) XP_CHECK(destination.remove_pack());
     XP_CHECK(destination.refuse_strangers());
     return destination;
 }
@@ -161,28 +180,83 @@ Result<void> Destination::refuse_strangers() const {
     return {};
 }
 
+Result<void> Destination::remove_pack() const {
+    // The manifest first: without it, what a crash leaves is no pack.
+    const std::string names[] = {kManifestName, kJournalName, kIndexName, kResidentName,
+                                 stripe_names_[0], fmt::format("{}.tmp", kManifestName),
+                                 fmt::format("{}.tmp", kIndexName)};
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
+        if (std::ranges::find(names, entry.path().filename().native()) != std::end(names)) continue;
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} holds {}, which is no part of a pack; choose another destination",
+                          directory_.native(), entry.path().filename().native());
+    }
+    if (is_there(directory_ / kManifestName)) {
+        XP_TRY(const Manifest manifest, read_manifest(directory_));
+        for (const PackStripe& stripe : manifest.stripes) {
+            if (!Path(stripe.path).is_absolute()) continue;
+            return make_error(ErrorCode::kInvalidArgument,
+                              "the pack in {} has a stripe elsewhere, {}; remove it by hand",
+                              directory_.native(), stripe.path);
+        }
+    }
+    for (const std::string& name : names) {
+        const Path path = directory_ / name;
+        if (::unlink(path.c_str()) == 0 || errno == ENOENT) continue;
+        return errno_error(errno, fmt::format("cannot remove {}", path.native()));
+    }
+    return {};
+}
+
+void Destination::discard() {
+    if (!owns_files_) return;
+    (void)remove_pack();
+    for (const Path& path : stripe_paths_) ::unlink(path.c_str());
+    stripe_fds_.clear();
+}
+
 Result<Journal> Destination::prepare(const BuildPlan& plan, uint64_t reserve_bytes,
                                      BuildState& state) {
     XP_TRY(std::optional<Journal> resumed, Journal::resume(directory_, plan, state));
     const bool fresh = !resumed;
-    if (fresh) {
-        for (const Path& path : stripe_paths_) {
-            if (!is_there(path)) continue;
-            return make_error(ErrorCode::kInvalidArgument,
-                              "{} exists and belongs to no build known here; remove it, or choose "
-                              "another place", path.native());
-        }
-    }
-    XP_CHECK(check_space(plan, reserve_bytes));
+    if (fresh) XP_CHECK(refuse_stripes());
+    XP_CHECK(check_space(plan.manifest, plan.resident_bytes, journal_bytes_of(plan),
+                         reserve_bytes));
     if (fresh) {
         XP_TRY(Journal created, Journal::create(directory_, plan));
         resumed.emplace(std::move(created));
     }
-    XP_CHECK(open_stripes(plan, fresh, state.next_step > 0));
+    XP_CHECK(open_stripes(plan.manifest, fresh, state.next_step > 0));
     return std::move(*resumed);
 }
 
-Result<void> Destination::check_space(const BuildPlan& plan, uint64_t reserve_bytes) const {
+Result<void> Destination::prepare_without_journal(const Manifest& manifest,
+                                                  uint64_t resident_bytes,
+                                                  uint64_t reserve_bytes) {
+    if (is_there(directory_ / kJournalName)) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} holds an unfinished pack that another builder can go on with; choose "
+                          "another destination, or remove it first", directory_.native());
+    }
+    XP_CHECK(refuse_stripes());
+    XP_CHECK(check_space(manifest, resident_bytes, 0, reserve_bytes));
+    owns_files_ = true;
+    return open_stripes(manifest, /*fresh=*/true, /*has_bytes=*/false);
+}
+
+Result<void> Destination::refuse_stripes() const {
+    for (const Path& path : stripe_paths_) {
+        if (!is_there(path)) continue;
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} exists and belongs to no build known here; remove it, or choose "
+                          "another place", path.native());
+    }
+    return {};
+}
+
+Result<void> Destination::check_space(const Manifest& manifest, uint64_t resident_bytes,
+                                      uint64_t journal_bytes, uint64_t reserve_bytes) const {
     struct Need {
         Path directory;
         uint64_t bytes = 0;
@@ -200,36 +274,24 @@ Result<void> Destination::check_space(const BuildPlan& plan, uint64_t reserve_by
         return {};
     };
     for (size_t s = 0; s < stripe_paths_.size(); ++s) {
-        XP_CHECK(add(stripe_paths_[s], plan.manifest.stripes[s].bytes));
+        XP_CHECK(add(stripe_paths_[s], manifest.stripes[s].bytes));
     }
-    XP_CHECK(add(directory_ / kResidentName, plan.resident_bytes));
-    XP_CHECK(add(directory_ / kIndexName, index_bytes(plan.manifest)));
-    XP_CHECK(add(directory_ / kJournalName, journal_bytes(plan)));
+    XP_CHECK(add(directory_ / kResidentName, resident_bytes));
+    XP_CHECK(add(directory_ / kIndexName, index_bytes(manifest)));
+    XP_CHECK(add(directory_ / kJournalName, journal_bytes));
     XP_CHECK(add(directory_ / kManifestName, kSmallFilesBytes));
     for (const auto& [device, need] : needs) {
-        struct statvfs info;
-        if (::statvfs(need.directory.c_str(), &info) != 0) {
-            return errno_error(errno, fmt::format("cannot ask for free space at {}",
-                                                  need.directory.native()));
-        }
-        const uint64_t free_bytes = uint64_t{info.f_bavail} * info.f_frsize;
-        if (free_bytes >= need.bytes && free_bytes - need.bytes >= reserve_bytes) continue;
-        return make_error(ErrorCode::kNoSpace,
-                          "not enough space on the file system of {}: {} ({} bytes) are needed and "
-                          "{} are to stay free, but {} ({} bytes) are free; make room, or put "
-                          "stripes on other drives", need.directory.native(),
-                          format_size(need.bytes), need.bytes, format_size(reserve_bytes),
-                          format_size(free_bytes), free_bytes);
+        XP_CHECK(check_free_space(need.directory, need.bytes, reserve_bytes));
     }
     return {};
 }
 
-Result<void> Destination::open_stripes(const BuildPlan& plan, bool fresh, bool has_bytes) {
+Result<void> Destination::open_stripes(const Manifest& manifest, bool fresh, bool has_bytes) {
     for (size_t s = 0; s < stripe_paths_.size(); ++s) {
         const Path& path = stripe_paths_[s];
         const int create = has_bytes ? 0 : O_CREAT | (fresh ? O_EXCL : 0);
         XP_TRY(UniqueFd fd, open_file(path, O_RDWR | create));
-        const uint64_t bytes = plan.manifest.stripes[s].bytes;
+        const uint64_t bytes = manifest.stripes[s].bytes;
         XP_TRY(const uint64_t found, file_size(fd.get(), path));
         if (has_bytes && found != bytes) {
             return make_error(ErrorCode::kCorrupt,

@@ -12,12 +12,21 @@
 
 namespace xp {
 
+// kNoSpace, with all figures, unless the file system of `directory` has room for `bytes` and keeps
+// `reserve_bytes` free.
+Result<void> check_free_space(const Path& directory, uint64_t bytes, uint64_t reserve_bytes);
+
 class Destination {
 public:
+    enum class Existing : uint8_t {
+        kKeep,
+        kReplace,  // a pack, finished or not, that lies wholly in the directory is removed
+    };
     // Creates the directory if need be and locks it; a second builder gets kBusy. A complete pack
     // there, or anything that is not an unfinished pack, is kInvalidArgument and left alone.
     static Result<Destination> open(const Path& directory,
-                                    const std::vector<Path>& stripe_directories);
+                                    const std::vector<Path>& stripe_directories,
+                                    Existing existing = Existing::kKeep);
     Destination(Destination&&) = default;
     Destination& operator=(Destination&&) = default;
     // Takes away the directory if open() made it and nothing was put there.
@@ -30,6 +39,12 @@ public:
     // Goes on with the build whose journal is there (filling `state`), or starts one.
     Result<Journal> prepare(const BuildPlan& plan, uint64_t reserve_bytes, BuildState& state);
 
+    // For a writer that starts afresh every time: after an error, it calls discard().
+    Result<void> prepare_without_journal(const Manifest& manifest, uint64_t resident_bytes,
+                                         uint64_t reserve_bytes);
+    // Removes everything that was written since prepare_without_journal(); nothing before it.
+    void discard();
+
     std::span<const UniqueFd> stripe_fds() const { return stripe_fds_; }
     std::span<const Path> stripe_paths() const { return stripe_paths_; }
 
@@ -37,11 +52,15 @@ private:
     Destination() = default;
     Result<void> lock();
     Result<void> refuse_strangers() const;
-    Result<void> check_space(const BuildPlan& plan, uint64_t reserve_bytes) const;
-    Result<void> open_stripes(const BuildPlan& plan, bool fresh, bool has_bytes);
+    Result<void> remove_pack() const;
+    Result<void> refuse_stripes() const;
+    Result<void> check_space(const Manifest& manifest, uint64_t resident_bytes,
+                             uint64_t journal_bytes, uint64_t reserve_bytes) const;
+    Result<void> open_stripes(const Manifest& manifest, bool fresh, bool has_bytes);
 
     Path directory_;
     bool created_ = false;
+    bool owns_files_ = false;  // whatever is in the directory, this object's user wrote
     UniqueFd lock_;
     std::vector<std::string> stripe_names_;
     std::vector<Path> stripe_paths_;

@@ -8,15 +8,9 @@
 #include "daemon/base/file.h"
 #include "daemon/base/result.h"
 #include "daemon/gguf/types.h"
+#include "tools/common/program.h"
 
 namespace xp {
-
-// Exit codes of xp-pack, which its help tells. Too little memory is kExitFailed, as is too little
-// space; 130 is what shells show for an interrupted program.
-inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailed = 1;
-inline constexpr int kExitUsage = 2;
-inline constexpr int kExitInterrupted = 130;
 
 struct BuildCommand {
     Path source;
@@ -45,12 +39,5 @@ struct VerifyCommand {
 int run_build(const BuildCommand& command);
 int run_info(const InfoCommand& command);
 int run_verify(const VerifyCommand& command);
-
-// Prints the error on stderr and gives the exit code.
-int report_error(const Error& error);
-
-// True from the first SIGINT or SIGTERM on, once watch_signals() was called.
-void watch_signals();
-bool interrupted();
 
 }  // namespace xp

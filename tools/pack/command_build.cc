@@ -6,9 +6,9 @@
 #include "daemon/base/size.h"
 #include "daemon/pack/build.h"
 #include "daemon/pack/pack.h"
+#include "tools/common/progress_line.h"
+#include "tools/common/terminal_text.h"
 #include "tools/pack/command.h"
-#include "tools/pack/progress_line.h"
-#include "tools/pack/terminal_text.h"
 
 namespace xp {
 

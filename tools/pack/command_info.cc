@@ -5,8 +5,8 @@
 
 #include "daemon/base/size.h"
 #include "daemon/pack/pack.h"
+#include "tools/common/terminal_text.h"
 #include "tools/pack/command.h"
-#include "tools/pack/terminal_text.h"
 
 namespace xp {
 

@@ -1,27 +1,15 @@
 // xp-pack: builds expert packs from GGUF files, shows what is in them and checks them.
 
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
-#include <new>
-#include <system_error>
-
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "daemon/base/file.h"
 #include "daemon/base/size.h"
+#include "tools/common/terminal_text.h"
 #include "tools/pack/command.h"
-#include "tools/pack/terminal_text.h"
 
 namespace xp {
 
 namespace {
-
-volatile std::sig_atomic_t interrupted_flag = 0;
-
-void on_signal(int) { interrupted_flag = 1; }
 
 CLI::Validator size_text() {
     return CLI::Validator(
@@ -116,43 +104,6 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-void watch_signals() {
-    struct sigaction action = {};
-    action.sa_handler = on_signal;
-    // A second signal ends the program at once: a build can be resumed from there, too.
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    ::sigaction(SIGINT, &action, nullptr);
-    ::sigaction(SIGTERM, &action, nullptr);
-    // A limit on file sizes is an error to be told, not an end without a word.
-    std::signal(SIGXFSZ, SIG_IGN);
-}
-
-bool interrupted() { return interrupted_flag != 0; }
-
-int report_error(const Error& error) {
-    print_error(error.message);
-    return error.code == ErrorCode::kCancelled ? kExitInterrupted : kExitFailed;
-}
-
 }  // namespace xp
 
-int main(int argc, char** argv) {
-    if (!xp::occupy_standard_descriptors()) return xp::kExitFailed;
-    int code = xp::kExitFailed;
-    try {
-        code = xp::run(argc, argv);
-    } catch (const std::system_error& error) {  // of the output, or a thread that did not start
-        xp::print_error(error.what());
-        return xp::kExitFailed;
-    } catch (const std::bad_alloc&) {
-        // Nothing that would need memory itself.
-        std::fputs("xp-pack: not enough memory\n", stderr);
-        return xp::kExitFailed;
-    }
-    // A result that nobody got is no success.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-        xp::print_error(fmt::format("cannot write to standard output: {}", std::strerror(errno)));
-        return code == xp::kExitOk ? xp::kExitFailed : code;
-    }
-    return code;
-}
+int main(int argc, char** argv) { return xp::run_program(argc, argv, xp::run); }

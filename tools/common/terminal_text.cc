@@ -1,5 +1,6 @@
-#include "tools/pack/terminal_text.h"
+#include "tools/common/terminal_text.h"
 
+#include <cerrno>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -29,7 +30,8 @@ std::string terminal_text(std::string_view text) {
 }
 
 void print_error(std::string_view text) {
-    std::fprintf(stderr, "xp-pack: %s\n", terminal_text(text).c_str());
+    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name,
+                 terminal_text(text).c_str());
 }
 
 }  // namespace xp

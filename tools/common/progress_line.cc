@@ -1,4 +1,4 @@
-#include "tools/pack/progress_line.h"
+#include "tools/common/progress_line.h"
 
 #include <unistd.h>
 
