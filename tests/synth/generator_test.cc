@@ -1,5 +1,6 @@
 // The values: the same from any range, of the asked distribution, and finite.
 #include <cmath>
+#include <cstring>
 #include <set>
 
 #include <gmock/gmock.h>

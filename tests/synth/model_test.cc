@@ -1,4 +1,5 @@
 // The models compute: on the CPU backend activations stay of order one and experts have their turn.
+#include <algorithm>
 #include <cmath>
 
 #include <gtest/gtest.h>

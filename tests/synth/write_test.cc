@@ -1,5 +1,7 @@
 // Packs and GGUFs as written: real ones, the same weights in both, the same bytes every time, and
 // nothing left behind when it does not work out.
+#include <atomic>
+
 #include "daemon/pack/format.h"
 #include "tests/pack/pack_fixture.h"
 #include "tools/synth/write.h"
