@@ -187,8 +187,12 @@ public:
     virtual ~Operators() = default;
     // "cpu (AVX-512, 2 threads)" or the device's name, for stats and status lines.
     virtual std::string describe() const = 0;
+    // The first error of anything that was started; it stays, and no result can be relied upon.
+    virtual Result<void> status() const = 0;
 
     // ---- memory -----------------------------------------------------------------------------
+    // How a resident matrix with rows of `cols` elements is best stored.
+    virtual StorageLayout resident_layout(GgmlType type, uint64_t cols) const = 0;
     // Zero-filled.
     virtual Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) = 0;
     virtual void upload(std::byte* to, std::span<const std::byte> host_from) = 0;

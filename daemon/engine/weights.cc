@@ -35,15 +35,24 @@ Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
     if (tensor == nullptr) return Weight{};
     XP_CHECK(check_type(*tensor));
     XP_TRY(DeviceBuffer buffer, operators_.allocate(tensor->bytes, tensor->name));
-    std::vector<std::byte> staging(std::min(kStagingBytes, tensor->bytes));
-    for (uint64_t done = 0; done < tensor->bytes;) {
-        const std::span piece(staging.data(), std::min<uint64_t>(staging.size(),
-                                                                 tensor->bytes - done));
-        XP_CHECK(file_.read_tensor(*tensor, done, piece));
-        operators_.upload(buffer.data() + done, piece);
-        done += piece.size();
+    const StorageLayout layout = operators_.resident_layout(tensor->type, cols);
+    const uint64_t row = row_bytes(tensor->type, cols);
+    const uint64_t piece_rows = std::clamp<uint64_t>(kStagingBytes / row, 1, rows);
+    std::vector<std::byte> staging(piece_rows * row);
+    std::vector<std::byte> arranged(layout == StorageLayout::kGgml ? 0 : staging.size());
+    for (uint64_t done = 0; done < rows; done += piece_rows) {
+        const uint64_t n = std::min(piece_rows, rows - done);
+        std::span<const std::byte> piece(staging.data(), n * row);
+        XP_CHECK(file_.read_tensor(*tensor, done * row, std::span(staging).first(n * row)));
+        if (!arranged.empty()) {
+            for (uint64_t r = 0; r < n; ++r) {
+                row_to_layout(tensor->type, layout, &staging[r * row], &arranged[r * row], cols);
+            }
+            piece = std::span(arranged).first(n * row);
+        }
+        operators_.upload(buffer.data() + done * row, piece);
     }
-    const Weight weight = {.type = tensor->type, .layout = StorageLayout::kGgml,
+    const Weight weight = {.type = tensor->type, .layout = layout,
                            .rows = static_cast<uint32_t>(rows), .cols = static_cast<uint32_t>(cols),
                            .data = buffer.data()};
     bytes_ += tensor->bytes;

@@ -65,9 +65,19 @@ constexpr std::array<int8_t, kIdEnd> kRowById = [] {
 constexpr uint32_t kPrivateIdFirst = 97;
 constexpr uint32_t kPrivateIdLast = 511;
 
-constexpr uint64_t kMxfp4CodeBytes = 16;
-constexpr uint64_t kMxfp4BlockBytes = 17;
-constexpr uint64_t kMxfp4BlockElements = 32;
+// Bytes of a block's scale, which stands in front of its codes; 0 for types that are never split.
+uint64_t split_scale_bytes(GgmlType type) {
+    return type == GgmlType::kMXFP4 ? 1 : type == GgmlType::kQ8_0 ? 2 : 0;
+}
+
+// The blocks of a row in the split layout.
+struct SplitBlocks {
+    SplitBlocks(GgmlType type, uint64_t n_elements)
+        : n(n_elements / traits_of(type).block_elements),
+          scale_bytes(split_scale_bytes(type)),
+          code_bytes(traits_of(type).block_bytes - scale_bytes) {}
+    uint64_t n, scale_bytes, code_bytes;
+};
 
 }  // namespace
 
@@ -129,7 +139,7 @@ std::optional<StorageLayout> layout_from_name(std::string_view name) {
 }
 
 bool layout_supported(GgmlType type, StorageLayout layout) {
-    return layout == StorageLayout::kGgml || type == GgmlType::kMXFP4;
+    return layout == StorageLayout::kGgml || split_scale_bytes(type) != 0;
 }
 
 void row_to_layout(GgmlType type, StorageLayout layout, const std::byte* ggml_row,
@@ -140,12 +150,13 @@ void row_to_layout(GgmlType type, StorageLayout layout, const std::byte* ggml_ro
         std::memcpy(stored_row, ggml_row, bytes);
         return;
     }
-    const uint64_t n_blocks = n / kMxfp4BlockElements;
-    std::byte* scales = stored_row + n_blocks * kMxfp4CodeBytes;
-    for (uint64_t i = 0; i < n_blocks; ++i) {
-        const std::byte* block = ggml_row + i * kMxfp4BlockBytes;
-        scales[i] = block[0];
-        std::memcpy(stored_row + i * kMxfp4CodeBytes, block + 1, kMxfp4CodeBytes);
+    const SplitBlocks split(type, n);
+    std::byte* scales = stored_row + split.n * split.code_bytes;
+    for (uint64_t i = 0; i < split.n; ++i) {
+        const std::byte* block = ggml_row + i * (split.scale_bytes + split.code_bytes);
+        std::memcpy(scales + i * split.scale_bytes, block, split.scale_bytes);
+        std::memcpy(stored_row + i * split.code_bytes, block + split.scale_bytes,
+                    split.code_bytes);
     }
 }
 
@@ -157,12 +168,13 @@ void row_from_layout(GgmlType type, StorageLayout layout, const std::byte* store
         std::memcpy(ggml_row, stored_row, bytes);
         return;
     }
-    const uint64_t n_blocks = n / kMxfp4BlockElements;
-    const std::byte* scales = stored_row + n_blocks * kMxfp4CodeBytes;
-    for (uint64_t i = 0; i < n_blocks; ++i) {
-        std::byte* block = ggml_row + i * kMxfp4BlockBytes;
-        block[0] = scales[i];
-        std::memcpy(block + 1, stored_row + i * kMxfp4CodeBytes, kMxfp4CodeBytes);
+    const SplitBlocks split(type, n);
+    const std::byte* scales = stored_row + split.n * split.code_bytes;
+    for (uint64_t i = 0; i < split.n; ++i) {
+        std::byte* block = ggml_row + i * (split.scale_bytes + split.code_bytes);
+        std::memcpy(block, scales + i * split.scale_bytes, split.scale_bytes);
+        std::memcpy(block + split.scale_bytes, stored_row + i * split.code_bytes,
+                    split.code_bytes);
     }
 }
 

@@ -61,10 +61,10 @@ inline float half_to_float(uint16_t half) {
 }
 uint16_t float_to_half(float value);
 
-// How the bytes of a matrix are arranged inside an expert object; never inside a GGUF.
+// How the bytes of a matrix are arranged in an expert object or in memory; never in a GGUF.
 //   kGgml   as in the GGUF.
-//   kSplit  per row, the n scale bytes after the 16·n code bytes instead of in front of each
-//           block. For MXFP4 only; same size, reversible row by row. Keeps codes 16-byte aligned.
+//   kSplit  per row, the scales of all blocks after the codes of all blocks, instead of in front
+//           of each. For MXFP4 and Q8_0; same size, reversible row by row. Keeps codes aligned.
 enum class StorageLayout : uint8_t { kGgml = 0, kSplit = 1 };
 
 const char* layout_name(StorageLayout layout);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "daemon/tiers/host_memory.h"
 #include "shm/codec.h"
 
 namespace xp {
@@ -20,6 +19,22 @@ Result<uint64_t> context_of(const ModelSource& source, const GgufMetadata& metad
     return std::min(kDefaultContext, made_for);
 }
 
+// The device if there is one that can be used; without one, auto is the CPU.
+Result<Backend> open_backend(const HostOptions& options, std::vector<std::string>& warnings) {
+    if (options.backend == EngineBackend::kCpu) return open_cpu_backend(options.threads);
+    Result<Backend> cuda = open_cuda_backend({});
+    if (cuda) return cuda;
+    if (options.backend == EngineBackend::kCuda) {
+        return std::move(cuda).error().with_context(
+            "[engine] backend is \"cuda\"; \"cpu\" or \"auto\" do without");
+    }
+    // That there is no device needs no explanation; that one cannot be used does.
+    if (kBuiltWithCuda && cuda.error().code != ErrorCode::kNotFound) {
+        warnings.push_back("computing on the CPU: " + cuda.error().message);
+    }
+    return open_cpu_backend(options.threads);
+}
+
 }  // namespace
 
 ModelHost::ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend)
@@ -30,13 +45,9 @@ ModelHost::ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::stri
 Result<std::unique_ptr<ModelHost>> ModelHost::open(const HostOptions& options,
                                                    const Progress& progress) {
     XP_ASSERT(!options.models.empty());
-    if (options.backend == EngineBackend::kCuda && !kBuiltWithCuda) {
-        return make_error(ErrorCode::kUnsupported,
-                          "this build has no CUDA: set [engine] backend to \"cpu\" or \"auto\"");
-    }
     std::unique_ptr<ModelHost> host(new ModelHost());
-    XP_TRY(host->operators_, make_cpu_operators(options.threads));
-    host->backend_ = host->operators_->describe();
+    XP_TRY(host->engine_, open_backend(options, host->warnings_));
+    host->backend_ = host->engine_.operators->describe();
     IoOptions io = options.io;
     XP_TRY(host->reads_, make_read_backend(io));
     if (const IoStats reads = host->reads_->stats(); !reads.fallback_reason.empty()) {
@@ -94,11 +105,12 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
     cache_options.verify = options.verify;
     XP_TRY(cache_options.top_k, experts_per_token(metadata));
     const auto requested = source.cache_bytes ? source.cache_bytes : options.cache_bytes;
-    const uint64_t usable = usable_host_memory();
+    XP_TRY(std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
+    const uint64_t usable = memory->usable();
     // 0 would mean all experts; one byte is below every hard floor, and refused with the numbers.
     cache_options.bytes =
         requested.value_or(std::max<uint64_t>(usable / 2 / options.models.size(), 1));
-    auto cache = ExpertCache::create(*pack, *reads_, cache_options);
+    auto cache = ExpertCache::create(*pack, *reads_, std::move(memory), cache_options);
     if (!cache) {
         // Memory that was asked for and is there, but too little: the configuration is at fault.
         Error error = std::move(cache).error();
@@ -115,7 +127,7 @@ Result<std::unique_ptr<ServedModel>> ModelHost::open_model(const ModelSource& so
             warnings_.push_back(fmt::format("model {}: {}", source.name, warning));
         }
     }
-    XP_TRY(served->model, load_model(*pack, *operators_, *served->cache, model_options));
+    XP_TRY(served->model, load_model(*pack, *engine_.operators, *served->cache, model_options));
     served->pack = std::move(pack);
     return served;
 }

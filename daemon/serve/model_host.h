@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/backend.h"
 #include "daemon/base/file.h"
 #include "daemon/base/result.h"
 #include "daemon/engine/model.h"
-#include "daemon/engine/operators.h"
 #include "daemon/io/read_backend.h"
 #include "daemon/pack/pack.h"
 #include "daemon/text/chat.h"
@@ -26,9 +26,6 @@
 #include "daemon/tiers/expert_cache.h"
 
 namespace xp {
-
-// Whether this build has CUDA operators.
-inline constexpr bool kBuiltWithCuda = false;
 
 // A model's name as messages carry it.
 inline constexpr size_t kMaxModelNameBytes = 256;
@@ -47,7 +44,8 @@ enum class EngineBackend : uint8_t { kAuto, kCpu, kCuda };
 
 struct HostOptions {
     std::vector<ModelSource> models;      // the first is the default
-    // Slots of each model; unset: an even share of half the memory usable at start.
+    // Slots of each model; unset: an even share of half the memory usable at start, or on a device
+    // of all of what is left when the weights are loaded.
     std::optional<uint64_t> cache_bytes;
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
@@ -99,7 +97,7 @@ private:
 
     std::string backend_;
     std::vector<std::string> warnings_;
-    std::unique_ptr<Operators> operators_;
+    Backend engine_;
     std::unique_ptr<ReadBackend> reads_;
     // Last, so that models and caches go before what they point to.
     std::vector<std::unique_ptr<ServedModel>> models_;

@@ -5,9 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "daemon/base/memory.h"
 #include "daemon/base/size.h"
-#include "daemon/tiers/host_memory.h"
 #include "daemon/tiers/slot_table.h"
 
 namespace xp {
@@ -36,13 +34,10 @@ struct ExpertCache::Impl {
         ExpertNumber first_number = 0;
         uint32_t slot_class = 0;
     };
-    struct ClassMemory {
-        PageBuffer bytes;
-        uint64_t stride = 0;
-    };
 
-    Impl(const Pack& pack, ReadBackend& backend, const CacheOptions& options, SlotPlan plan,
-         std::vector<Layer> layers, uint32_t n_experts, std::unique_ptr<CachePolicy> policy);
+    Impl(const Pack& pack, ReadBackend& backend, std::unique_ptr<SlotMemory> memory,
+         const CacheOptions& options, SlotPlan plan, std::vector<Layer> layers, uint32_t n_experts,
+         std::unique_ptr<CachePolicy> policy);
     ~Impl();
 
     std::unique_ptr<AcquisitionState> acquire(uint32_t block, std::span<const uint32_t> experts);
@@ -55,10 +50,10 @@ struct ExpertCache::Impl {
     uint32_t ordinal_of(uint32_t block) const;
     ExpertNumber number_of(const Layer& layer, uint32_t expert) const;
     const Layer& layer_of(ExpertNumber number) const;
-    std::byte* data(SlotNumber number) const;
 
     void read_missing(AcquisitionState& state);
-    void add_read(const Layer& layer, ExpertNumber number, SlotNumber slot, bool prefetched);
+    bool add_read(const Layer& layer, ExpertNumber number, SlotTable::Protection at_most,
+                  bool prefetched);
     void submit_reads();
     bool hand_out(AcquisitionState& state);
     void wait_for_arrivals();
@@ -77,7 +72,8 @@ struct ExpertCache::Impl {
     std::string warning;
 
     SlotTable table;
-    std::vector<ClassMemory> memory;
+    std::unique_ptr<SlotMemory> memory;
+    std::vector<std::byte*> buffers;   // per slot that is being read: where the drive writes
     std::vector<AcquisitionState*> live;
     std::vector<uint64_t> asked_in;    // per expert: the last acquire that named it
     uint64_t acquires = 0;
@@ -93,9 +89,10 @@ struct ExpertCache::Impl {
 // ---- the public face
 
 Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadBackend& backend,
+                                                         std::unique_ptr<SlotMemory> memory,
                                                          const CacheOptions& options) {
     const Manifest& manifest = pack.manifest();
-    const uint64_t usable = usable_host_memory();
+    const uint64_t usable = memory->usable();
     XP_TRY(const SlotPlan wanted,
            plan_slots(manifest, options.bytes, options.top_k, kInFlightSlots));
     SlotPlan plan = wanted;
@@ -104,7 +101,7 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadB
                                           kInFlightSlots);
         if (!cut) {
             return std::move(cut).error().with_context(
-                fmt::format("only {} of memory are usable", format_size(usable)));
+                fmt::format("only {} of {} are usable", format_size(usable), memory->name()));
         }
         plan = std::move(*cut);
     }
@@ -122,15 +119,9 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadB
     XP_TRY(std::unique_ptr<CachePolicy> policy,
            make_policy(options.policy, n_experts, static_cast<uint32_t>(plan.slots())));
 
-    auto impl = std::make_unique<Impl>(pack, backend, options, std::move(plan), std::move(layers),
-                                       n_experts, std::move(policy));
-    for (const SlotClass& slot_class : impl->plan.classes) {
-        XP_TRY(PageBuffer bytes,
-               PageBuffer::allocate(slot_class.slots * slot_class.stride,
-                                    fmt::format("the {} slots of the expert cache",
-                                                slot_class.slots)));
-        impl->memory.push_back({std::move(bytes), slot_class.stride});
-    }
+    XP_CHECK(memory->allocate(plan.classes));
+    auto impl = std::make_unique<Impl>(pack, backend, std::move(memory), options, std::move(plan),
+                                       std::move(layers), n_experts, std::move(policy));
     if (impl->plan.bytes() < wanted.bytes()) {
         impl->warning = fmt::format("the expert cache was cut from {} to {}, what memory allows. ",
                                     format_size(wanted.bytes()), format_size(impl->plan.bytes()));
@@ -177,7 +168,8 @@ void ExpertCache::Acquisition::release() {
 
 // ---- the life of an acquisition
 
-ExpertCache::Impl::Impl(const Pack& the_pack, ReadBackend& the_backend, const CacheOptions& options,
+ExpertCache::Impl::Impl(const Pack& the_pack, ReadBackend& the_backend,
+                        std::unique_ptr<SlotMemory> the_memory, const CacheOptions& options,
                         SlotPlan the_plan, std::vector<Layer> the_layers, uint32_t n_experts,
                         std::unique_ptr<CachePolicy> policy)
     : pack(the_pack),
@@ -187,6 +179,8 @@ ExpertCache::Impl::Impl(const Pack& the_pack, ReadBackend& the_backend, const Ca
       plan(std::move(the_plan)),
       layers(std::move(the_layers)),
       table(plan, n_experts, std::move(policy)),
+      memory(std::move(the_memory)),
+      buffers(plan.slots()),
       asked_in(n_experts) {
     stats.slots = plan.slots();
     stats.slot_bytes = plan.bytes();
@@ -246,6 +240,10 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
         }
         wait_for_arrivals();
     }
+    if (!state.error) {
+        Result<void> status = memory->status();
+        if (!status) state.error = std::move(status).error();
+    }
     if (state.error) end(state);
     publish_stats();
     if (state.error) return *state.error;
@@ -253,6 +251,7 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
 }
 
 void ExpertCache::Impl::release(AcquisitionState& state) {
+    memory->end_use(state.pinned);
     for (const SlotNumber slot : state.pinned) table.unpin(slot);
     state.pinned.clear();
     state.group.clear();
@@ -284,9 +283,7 @@ void ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> exper
         const bool all_fit = slot_class.slots == slot_class.n_objects;
         const uint64_t limit = slot_class.slots - slot_class.floor_slots;
         if (!all_fit && table.use(layer.slot_class).reading_hints >= limit) break;
-        const std::optional<SlotNumber> slot = table.take_slot(Protection::kNone);
-        if (!slot) break;
-        add_read(layer, number, *slot, true);
+        if (!add_read(layer, number, Protection::kNone, true)) break;
         ++stats.prefetches;
     }
     submit_reads();
@@ -313,12 +310,6 @@ const ExpertCache::Impl::Layer& ExpertCache::Impl::layer_of(ExpertNumber number)
     return *(after - 1);
 }
 
-std::byte* ExpertCache::Impl::data(SlotNumber number) const {
-    const uint32_t slot_class = table.slot(number).slot_class;
-    return memory[slot_class].bytes.data() +
-           (number - table.use(slot_class).first) * memory[slot_class].stride;
-}
-
 // ---- reads
 
 // Starts reads for what the acquisition still waits for, as far as slots can be had. Only as long
@@ -335,20 +326,24 @@ void ExpertCache::Impl::read_missing(AcquisitionState& state) {
     table.begin_round(layer.slot_class, state.waiting);
     for (const ExpertNumber number : state.waiting) {
         if (!is_missing(number)) continue;
-        const std::optional<SlotNumber> slot =
-            table.take_slot(held < top_k ? Protection::kWanted : Protection::kExpected);
-        if (!slot) break;
-        add_read(layer, number, *slot, false);
+        const Protection at_most = held < top_k ? Protection::kWanted : Protection::kExpected;
+        if (!add_read(layer, number, at_most, false)) break;
         ++held;
     }
     submit_reads();
 }
 
-void ExpertCache::Impl::add_read(const Layer& layer, ExpertNumber number, SlotNumber slot,
+// False when there is no slot, or no buffer to read into, before a read has arrived.
+bool ExpertCache::Impl::add_read(const Layer& layer, ExpertNumber number, Protection at_most,
                                  bool prefetched) {
-    table.start_reading(slot, number, prefetched);
+    if (!memory->has_buffer()) return false;
+    const std::optional<SlotNumber> slot = table.take_slot(at_most);
+    if (!slot) return false;
+    buffers[*slot] = memory->take_buffer(*slot);
+    table.start_reading(*slot, number, prefetched);
     const Pack::ObjectPlace place = pack.place(*layer.pack, number - layer.first_number);
-    requests.push_back({place.fd, place.offset, data(slot), place.bytes, &completed, slot});
+    requests.push_back({place.fd, place.offset, buffers[*slot], place.bytes, &completed, *slot});
+    return true;
 }
 
 void ExpertCache::Impl::submit_reads() {
@@ -371,7 +366,7 @@ bool ExpertCache::Impl::hand_out(AcquisitionState& state) {
         table.pin(slot);
         table.unwant(number);
         state.pinned.push_back(slot);
-        state.group.push_back({number - layer.first_number, data(slot)});
+        state.group.push_back({number - layer.first_number, memory->address(slot)});
     };
     std::erase_if(state.waiting, [&](ExpertNumber number) {
         if (!table.is_published(number)) return false;
@@ -387,6 +382,7 @@ bool ExpertCache::Impl::hand_out(AcquisitionState& state) {
         hand(*ready);
         state.waiting.erase(ready);
     }
+    memory->begin_use(state.pinned);
     ++stats.waves;
     return true;
 }
@@ -417,8 +413,10 @@ void ExpertCache::Impl::arrive(std::vector<CompletionQueue::Completion> completi
             result = check(layer, number, slot);
         }
         if (result) {
+            memory->fill(slot);
             table.publish(slot);
         } else {
+            memory->drop(slot);
             table.discard(slot);
             fail_waiting(number, result.error());
         }
@@ -434,7 +432,7 @@ Result<void> ExpertCache::Impl::check(const Layer& layer, ExpertNumber number, S
     ++stats.verified;
     const uint32_t expert = number - layer.first_number;
     const uint64_t want = pack.digest(*layer.pack, expert).stored_xxh3;
-    const uint64_t got = stored_checksum(*layer.pack, {data(slot), layer.pack->stride});
+    const uint64_t got = stored_checksum(*layer.pack, {buffers[slot], layer.pack->stride});
     if (got == want) return {};
     ++stats.verify_failures;
     return make_error(ErrorCode::kCorrupt,
@@ -457,6 +455,7 @@ void ExpertCache::Impl::fail_waiting(ExpertNumber number, const Error& error) {
 void ExpertCache::Impl::publish_stats() {
     stats.slots_used = table.published();
     stats.evictions = table.evictions();
+    stats.copied_bytes = memory->copied_bytes();
     std::lock_guard lock(stats_mutex);
     stats_copy = stats;
 }

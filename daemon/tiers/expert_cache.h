@@ -1,5 +1,5 @@
-// The expert cache of one model on one tier: slots of whole experts, filled from the pack, computed
-// on straight from the slot.
+// The expert cache of one model: slots of whole experts in the memory that its backend computes on
+// (slot_memory.h), filled from the pack, computed on straight from the slot.
 //
 // A MoE layer asks with acquire(layer, experts) and gets a *stream of ready groups*: next() hands
 // out experts as they become usable, hits first; the caller computes, releases the group, and asks
@@ -32,6 +32,7 @@
 #include "daemon/base/result.h"
 #include "daemon/io/read_backend.h"
 #include "daemon/pack/pack.h"
+#include "daemon/tiers/slot_memory.h"
 
 namespace xp {
 
@@ -59,6 +60,7 @@ struct CacheStats {
     uint64_t misses = 0;
     uint64_t evictions = 0;
     uint64_t read_bytes = 0;
+    uint64_t copied_bytes = 0;     // from read buffers into slots that no drive can write to
     uint64_t prefetches = 0;       // reads started ahead of an acquire
     uint64_t verified = 0;         // reads whose checksum was compared
     uint64_t verify_failures = 0;
@@ -71,16 +73,18 @@ struct CacheStats {
 
 struct ReadyExpert {
     uint32_t expert = 0;
-    const std::byte* data = nullptr;  // the object; roles at PackLayer::roles[].offset
+    // The object, in the backend's memory; roles at PackLayer::roles[].offset.
+    const std::byte* data = nullptr;
 };
 
 class ExpertCache {
 public:
     // Refuses with the numbers when `bytes` is below the hard floor: top_k slots (the layer being
     // computed) plus kInFlightSlots, for each object size; see slot_plan.h. Never takes more than
-    // the memory available now less a reserve (host_memory.h); warning() says when that cut it.
-    // `backend` and `pack` must outlive the cache, and the cache its acquisitions.
+    // what `memory` says is usable now; warning() says when that cut it. `backend` and `pack` must
+    // outlive the cache, and the cache its acquisitions.
     static Result<std::unique_ptr<ExpertCache>> create(const Pack& pack, ReadBackend& backend,
+                                                       std::unique_ptr<SlotMemory> memory,
                                                        const CacheOptions& options);
     ~ExpertCache();
 

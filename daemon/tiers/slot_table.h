@@ -17,12 +17,10 @@
 #include <vector>
 
 #include "daemon/tiers/policy.h"
+#include "daemon/tiers/slot_memory.h"
 #include "daemon/tiers/slot_plan.h"
 
 namespace xp {
-
-using SlotNumber = uint32_t;  // over all classes
-inline constexpr SlotNumber kNoSlot = UINT32_MAX;
 
 class SlotTable {
 public:

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "daemon/base/result.h"
-#include "daemon/engine/operators.h"
+#include "daemon/engine/backend.h"
 
 namespace xp::test {
 
@@ -23,6 +23,9 @@ struct BackendUnderTest {
 };
 
 std::vector<BackendUnderTest> backends_under_test();
+
+// The backend that the program runs whole models on; `threads` where that means something.
+Result<Backend> open_model_backend(unsigned threads);
 
 inline void PrintTo(const BackendUnderTest& backend, std::ostream* out) { *out << backend.name; }
 

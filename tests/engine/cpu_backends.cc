@@ -12,4 +12,6 @@ std::vector<BackendUnderTest> backends_under_test() {
     return backends;
 }
 
+Result<Backend> open_model_backend(unsigned threads) { return open_cpu_backend(threads); }
+
 }  // namespace xp::test

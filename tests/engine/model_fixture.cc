@@ -7,6 +7,7 @@
 #include <map>
 
 #include "daemon/pack/build.h"
+#include "tests/engine/backends.h"
 
 namespace xp::test {
 
@@ -35,14 +36,15 @@ LoadedModel load(const Path& directory, const LoadOptions& options) {
         // Buffered, because the temporary directory may be a tmpfs.
         XP_TRY(loaded.pack, Pack::open(directory, {.direct = false}));
         XP_TRY(loaded.reads, make_read_backend({.backend = options.io, .direct = false}));
-        XP_TRY(loaded.operators, make_cpu_operators(options.threads));
+        XP_TRY(loaded.backend, open_model_backend(options.threads));
+        XP_TRY(std::unique_ptr<SlotMemory> slots, loaded.backend.make_slot_memory());
         XP_TRY(const uint32_t top_k, experts_per_token(loaded.pack->resident().metadata()));
         XP_TRY(loaded.cache,
-               ExpertCache::create(*loaded.pack, *loaded.reads,
+               ExpertCache::create(*loaded.pack, *loaded.reads, std::move(slots),
                                    {.bytes = options.cache_bytes, .policy = "lfu",
                                     .verify = VerifyMode::kRead, .top_k = top_k}));
         XP_TRY(loaded.model,
-               load_model(*loaded.pack, *loaded.operators, *loaded.cache, options.model));
+               load_model(*loaded.pack, *loaded.backend.operators, *loaded.cache, options.model));
         return {};
     };
     const Result<void> result = attempt();

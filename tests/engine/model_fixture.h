@@ -1,5 +1,5 @@
-// A model built from a GGUF into a pack in a temporary directory and loaded on the CPU backend, as
-// the daemon would do it.
+// A model built from a GGUF into a pack in a temporary directory and loaded on the program's
+// backend (backends.h), as the daemon would do it.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/engine/backend.h"
 #include "daemon/engine/model.h"
 #include "daemon/io/read_backend.h"
 #include "daemon/pack/pack.h"
@@ -43,7 +44,7 @@ struct LoadOptions {
 struct LoadedModel {
     std::unique_ptr<Pack> pack;
     std::unique_ptr<ReadBackend> reads;
-    std::unique_ptr<Operators> operators;
+    Backend backend;
     std::unique_ptr<ExpertCache> cache;
     std::unique_ptr<Model> model;
 };

@@ -41,7 +41,8 @@ protected:
             XP_TRY(auto pack, Pack::open(pack_path, {.direct = false}));
             XP_TRY(auto reads, make_read_backend({.direct = false}));
             XP_TRY(auto operators, make_cpu_operators(1));
-            XP_TRY(auto cache, ExpertCache::create(*pack, *reads, {.top_k = 4}));
+            XP_TRY(auto cache, ExpertCache::create(*pack, *reads, make_host_slot_memory(),
+                                                   {.top_k = 4}));
             XP_TRY(auto model, load_model(*pack, *operators, *cache, options));
             return {};
         };

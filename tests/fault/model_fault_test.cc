@@ -38,7 +38,7 @@ Rig make_rig(uint64_t seed, FaultyBackend::Weather weather, VerifyMode verify) {
             stride = std::max(stride, layer.stride);
         }
         XP_TRY(rig.cache,
-               ExpertCache::create(*rig.pack, *rig.backend,
+               ExpertCache::create(*rig.pack, *rig.backend, make_host_slot_memory(),
                                    {.bytes = (top_k + ExpertCache::kInFlightSlots) * stride,
                                     .verify = verify, .top_k = top_k}));
         XP_TRY(rig.model, load_model(*rig.pack, *rig.operators, *rig.cache,

@@ -132,7 +132,8 @@ TEST(Layout, NamesAndSupport) {
     }
     EXPECT_FALSE(layout_from_name("spilt"));
     EXPECT_TRUE(layout_supported(GgmlType::kMXFP4, StorageLayout::kSplit));
-    EXPECT_FALSE(layout_supported(GgmlType::kQ8_0, StorageLayout::kSplit));
+    EXPECT_TRUE(layout_supported(GgmlType::kQ8_0, StorageLayout::kSplit));
+    EXPECT_FALSE(layout_supported(GgmlType::kQ4_0, StorageLayout::kSplit));
     EXPECT_TRUE(layout_supported(GgmlType::kQ2_K, StorageLayout::kGgml));
 }
 
@@ -146,18 +147,27 @@ TEST(Layout, SplitPutsCodesFirstAndScalesLast) {
                   reinterpret_cast<const std::byte*>(row.data()),
                   reinterpret_cast<std::byte*>(stored.data()), 96);
     EXPECT_EQ(stored, std::string(16, 'a') + std::string(16, 'b') + std::string(16, 'c') + "ABC");
+
+    row = "AA" + std::string(32, 'a') + "BC" + std::string(32, 'b');
+    stored = std::string(row.size(), '\0');
+    row_to_layout(GgmlType::kQ8_0, StorageLayout::kSplit,
+                  reinterpret_cast<const std::byte*>(row.data()),
+                  reinterpret_cast<std::byte*>(stored.data()), 64);
+    EXPECT_EQ(stored, std::string(32, 'a') + std::string(32, 'b') + "AABC");
 }
 
 TEST(Layout, EveryLayoutIsReversible) {
     std::mt19937_64 random(random_seed());
-    for (const StorageLayout layout : {StorageLayout::kGgml, StorageLayout::kSplit}) {
-        for (const uint64_t n : {32u, 64u, 2048u, 4096u, 7168u}) {
-            std::vector<std::byte> row(row_bytes(GgmlType::kMXFP4, n));
-            for (std::byte& byte : row) byte = static_cast<std::byte>(random());
-            std::vector<std::byte> stored(row.size()), back(row.size());
-            row_to_layout(GgmlType::kMXFP4, layout, row.data(), stored.data(), n);
-            row_from_layout(GgmlType::kMXFP4, layout, stored.data(), back.data(), n);
-            EXPECT_EQ(back, row) << layout_name(layout) << " " << n;
+    for (const GgmlType type : {GgmlType::kMXFP4, GgmlType::kQ8_0}) {
+        for (const StorageLayout layout : {StorageLayout::kGgml, StorageLayout::kSplit}) {
+            for (const uint64_t n : {32u, 64u, 2048u, 4096u, 7168u}) {
+                std::vector<std::byte> row(row_bytes(type, n));
+                for (std::byte& byte : row) byte = static_cast<std::byte>(random());
+                std::vector<std::byte> stored(row.size()), back(row.size());
+                row_to_layout(type, layout, row.data(), stored.data(), n);
+                row_from_layout(type, layout, stored.data(), back.data(), n);
+                EXPECT_EQ(back, row) << traits_of(type).name << layout_name(layout) << " " << n;
+            }
         }
     }
 }
@@ -166,7 +176,7 @@ TEST(TypesDeathTest, ProgrammingFaultsAbort) {
     EXPECT_DEATH(traits_of(static_cast<GgmlType>(4)), "assertion failed");
     EXPECT_DEATH(row_bytes(GgmlType::kMXFP4, 33), "assertion failed");
     std::byte block[34];
-    EXPECT_DEATH(row_to_layout(GgmlType::kQ8_0, StorageLayout::kSplit, block, block, 32),
+    EXPECT_DEATH(row_to_layout(GgmlType::kQ4_0, StorageLayout::kSplit, block, block, 32),
                  "assertion failed");
 }
 

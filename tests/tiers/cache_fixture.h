@@ -30,7 +30,7 @@ protected:
         options.bytes = slots * pack.stride();
         options.top_k = kTopK;
         Result<std::unique_ptr<ExpertCache>> cache =
-            ExpertCache::create(pack.pack(), backend, options);
+            ExpertCache::create(pack.pack(), backend, make_host_slot_memory(), options);
         if (!cache) {
             ADD_FAILURE() << cache.error().message;
             return nullptr;

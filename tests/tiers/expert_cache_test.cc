@@ -35,7 +35,8 @@ TEST_F(ExpertCacheTest, BelowTheHardFloorIsRefusedWithTheNumbers) {
     CacheOptions options;
     options.bytes = kFloor * pack_.stride() - 1;
     options.top_k = kTopK;
-    const auto cache = ExpertCache::create(pack_.pack(), backend_, options);
+    const auto cache =
+        ExpertCache::create(pack_.pack(), backend_, make_host_slot_memory(), options);
     ASSERT_FALSE(cache);
     EXPECT_EQ(cache.error().code, ErrorCode::kNoMemory);
     EXPECT_THAT(cache.error().message, HasSubstr(fmt::format("{} bytes", options.bytes)));
@@ -46,8 +47,9 @@ TEST_F(ExpertCacheTest, AnUnknownPolicyIsRefused) {
     CacheOptions options;
     options.top_k = kTopK;
     options.policy = "belady";
-    EXPECT_THAT(ExpertCache::create(pack_.pack(), backend_, options).error().message,
-                HasSubstr("belady"));
+    const auto cache =
+        ExpertCache::create(pack_.pack(), backend_, make_host_slot_memory(), options);
+    EXPECT_THAT(cache.error().message, HasSubstr("belady"));
 }
 
 TEST_F(ExpertCacheTest, FewerSlotsThanATokenUsesIsAWarning) {
@@ -309,7 +311,8 @@ TEST_F(ExpertCacheTest, LayersOfDifferentSizesHaveSlotsOfTheirOwn) {
     const uint64_t all_bytes = 16 * pack.stride(0) + 8 * pack.stride(1);
     for (uint64_t bytes = floor_bytes; bytes <= all_bytes; bytes += 3 * pack.stride(0)) {
         CacheOptions options{.bytes = bytes, .verify = VerifyMode::kRead, .top_k = kTopK};
-        const auto cache = ExpertCache::create(pack.pack(), backend_, options);
+        const auto cache =
+            ExpertCache::create(pack.pack(), backend_, make_host_slot_memory(), options);
         ASSERT_TRUE(cache) << cache.error().message;
         for (int round = 0; round < 2; ++round) {
             for (const uint32_t block : {0u, 1u, 2u}) {

@@ -31,7 +31,7 @@ TEST(RealPackTest, EveryExpertOfAModelComesThroughEitherBackend) {
                 bytes = std::max(bytes, layer.stride);
             }
             const auto cache = ExpertCache::create(
-                **pack, **backend,
+                **pack, **backend, make_host_slot_memory(),
                 {.bytes = 6 * bytes, .verify = VerifyMode::kRead, .top_k = 2});
             ASSERT_TRUE(cache) << cache.error().message;
             uint64_t seen = 0;
@@ -82,7 +82,7 @@ CacheStats replay(const Trace& trace, const TestPack& pack, double share, const 
     InstantBackend backend;
     const auto slots = static_cast<uint64_t>(share * static_cast<double>(pack.n_objects()));
     const auto top_k = static_cast<uint32_t>(trace[0][0].size());
-    auto cache = ExpertCache::create(pack.pack(), backend,
+    auto cache = ExpertCache::create(pack.pack(), backend, make_host_slot_memory(),
                                      {.bytes = slots * pack.stride(), .policy = policy,
                                       .verify = VerifyMode::kOff, .top_k = top_k});
     EXPECT_TRUE(cache);

@@ -143,7 +143,10 @@ void matmul(const Weight& w, uint32_t begin, uint32_t end, const float* x, uint6
         case GgmlType::kQ4_1: return blocks.template operator()<Q4_1Row>();
         case GgmlType::kQ5_0: return blocks.template operator()<Q5_0Row>();
         case GgmlType::kQ5_1: return blocks.template operator()<Q5_1Row>();
-        case GgmlType::kQ8_0: return blocks.template operator()<Q8_0Row>();
+        case GgmlType::kQ8_0:
+            if (w.layout == StorageLayout::kGgml) return blocks.template operator()<Q8_0Row>();
+            return run.template operator()<Q8_0SplitRow>(
+                [&](uint32_t r) { return Q8_0SplitRow{at(r), at(r) + w.cols}; });
         case GgmlType::kQ2_K: return blocks.template operator()<Q2_KRow>();
         case GgmlType::kQ3_K: return blocks.template operator()<Q3_KRow>();
         case GgmlType::kQ4_K: return blocks.template operator()<Q4_KRow>();

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "daemon/base/memory.h"
+#include "daemon/engine/backend.h"
 
 namespace xp {
 
@@ -26,6 +27,13 @@ Result<std::unique_ptr<Operators>> make_cpu_operators(unsigned threads) {
     }
     if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
     return std::unique_ptr<Operators>(std::make_unique<CpuOperators>(*kernels, threads));
+}
+
+Result<Backend> open_cpu_backend(unsigned threads) {
+    Backend backend;
+    XP_TRY(backend.operators, make_cpu_operators(threads));
+    backend.make_slot_memory = [] { return make_host_slot_memory(); };
+    return backend;
 }
 
 std::string CpuOperators::describe() const {

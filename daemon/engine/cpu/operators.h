@@ -16,7 +16,11 @@ public:
     CpuOperators(const CpuKernels& kernels, unsigned threads) : kernels_(kernels), pool_(threads) {}
 
     std::string describe() const override;
+    Result<void> status() const override { return {}; }
 
+    StorageLayout resident_layout(GgmlType, uint64_t) const override {
+        return StorageLayout::kGgml;
+    }
     Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
     void upload(std::byte* to, std::span<const std::byte> host_from) override;
     void download(std::span<std::byte> host_to, const std::byte* from) const override;

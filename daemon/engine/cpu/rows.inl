@@ -72,13 +72,25 @@ inline Lanes affine(float scale, __m128i codes, float minimum) {
     return fma(broadcast(scale), from_int8(codes), broadcast(-minimum));
 }
 
+inline void q8_0_block(const std::byte* codes, const std::byte* scale, Lanes* first,
+                       Lanes* second) {
+    const float d = load_half(scale);
+    *first = scaled(d, load_bytes(codes));
+    *second = scaled(d, load_bytes(codes + 16));
+}
+
 struct Q8_0Row {
     const std::byte* p;
     void get(uint64_t block, Lanes* first, Lanes* second) const {
-        const std::byte* b = p + 34 * block;
-        const float d = load_half(b);
-        *first = scaled(d, load_bytes(b + 2));
-        *second = scaled(d, load_bytes(b + 18));
+        q8_0_block(p + 34 * block + 2, p + 34 * block, first, second);
+    }
+};
+
+struct Q8_0SplitRow {
+    const std::byte* codes;
+    const std::byte* scales;
+    void get(uint64_t block, Lanes* first, Lanes* second) const {
+        q8_0_block(codes + 32 * block, scales + 2 * block, first, second);
     }
 };
 

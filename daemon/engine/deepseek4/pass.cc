@@ -49,6 +49,7 @@ Result<bool> DeepSeek4Pass::step() {
         finish_layer();
         if (++layer_ == model_.config_.n_layers) XP_CHECK(head());
     }
+    XP_CHECK(ops_.status());
     failed_ = false;
     return complete_;
 }

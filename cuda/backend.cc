@@ -1,0 +1,48 @@
+#include "cuda/backend.h"
+
+#include "cuda/matmul.h"
+#include "cuda/operators.h"
+#include "cuda/slots.h"
+
+namespace xp {
+
+using cuda::CudaOperators;
+using cuda::CudaSlotMemory;
+using cuda::Stream;
+
+Result<Backend> open_cuda_backend(const CudaOptions& options) {
+    int n_devices = 0;
+    const cudaError_t found = cudaGetDeviceCount(&n_devices);
+    if (found != cudaSuccess || n_devices == 0) {
+        cudaGetLastError();
+        return make_error(ErrorCode::kNotFound, "no CUDA device: {}",
+                          found == cudaSuccess ? "none is there" : cudaGetErrorString(found));
+    }
+    if (options.device >= n_devices) {
+        return make_error(ErrorCode::kNotFound, "no CUDA device {}: there are {}", options.device,
+                          n_devices);
+    }
+    XP_CUDA(cudaSetDevice(options.device), "opening the CUDA device");
+    if (!cuda::has_kernels()) {
+        cudaGetLastError();
+        int major = 0, minor = 0;
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.device);
+        return make_error(ErrorCode::kUnsupported,
+                          "this build has no kernels for devices of compute capability {}.{}",
+                          major, minor);
+    }
+    XP_TRY(Stream stream, cuda::make_stream("the compute stream"));
+    const cudaStream_t compute = stream.get();
+    Backend backend;
+    backend.device = std::make_shared<Stream>(std::move(stream));
+    XP_TRY(backend.operators, CudaOperators::create(options.device, compute));
+    backend.make_slot_memory = [compute, options]() -> Result<std::unique_ptr<SlotMemory>> {
+        XP_TRY(std::unique_ptr<CudaSlotMemory> memory,
+               CudaSlotMemory::create(compute, {options.read_buffers, options.reserve_bytes}));
+        return std::unique_ptr<SlotMemory>(std::move(memory));
+    };
+    return backend;
+}
+
+}  // namespace xp

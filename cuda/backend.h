@@ -1,0 +1,25 @@
+// The CUDA backend as the daemon opens it. Every build has this function; one without CUDA says so.
+#pragma once
+
+#include "daemon/engine/backend.h"
+
+namespace xp {
+
+// Whether this build has CUDA operators: the library says so to all who link it.
+#if defined(XP_HAS_CUDA)
+inline constexpr bool kBuiltWithCuda = true;
+#else
+inline constexpr bool kBuiltWithCuda = false;
+#endif
+
+struct CudaOptions {
+    int device = 0;
+    uint32_t read_buffers = 16;  // pinned, of one expert each
+    uint64_t reserve_bytes = uint64_t{1} << 30;
+};
+
+// kNotFound: there is no device, or no driver. kUnsupported: this build has no CUDA at all, or no
+// kernels for this device. All else is a device that should work and does not.
+Result<Backend> open_cuda_backend(const CudaOptions& options);
+
+}  // namespace xp

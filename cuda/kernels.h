@@ -1,0 +1,170 @@
+// Everything on the device but matrix products, as launches on a stream. One function per operator
+// of daemon/engine/operators.h with the same name and meaning (formulas and shapes are there; here
+// only what differs): pointers and descriptors are in device memory, and results stay there.
+//
+// Sums are float32 in an order that depends on the dimensions alone: a fixed number of lanes, each
+// in ascending elements, then a fixed tree. No atomics. Plain C++, included by nvcc and the host
+// compiler alike; launches are asynchronous and report nothing: see Operators::status().
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace xp::cuda {
+
+// ---- elementwise.cu -----------------------------------------------------------------------------
+
+// state[row][s][..] = rows[row][..] for every stream s: what embed() does after unpacking rows.
+void launch_spread(const float* rows, uint32_t n_rows, uint32_t streams, uint32_t dim, float* state,
+                   cudaStream_t stream);
+void launch_rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
+                     uint32_t dim, float* y, cudaStream_t stream);
+void launch_scale(float* x, float factor, uint64_t n, cudaStream_t stream);
+void launch_add(const float* x, uint64_t n, float* y, cudaStream_t stream);
+void launch_swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y,
+                   cudaStream_t stream);
+void launch_rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
+                 uint32_t rope_dims, bool inverse, cudaStream_t stream);
+// `half`: rows are kept as binary16 (round to nearest even).
+void launch_store_rows(const float* x, bool half, uint64_t n, std::byte* rows, cudaStream_t stream);
+void launch_sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim, float* y,
+                      cudaStream_t stream);
+
+// ---- attention.cu -------------------------------------------------------------------------------
+
+struct DeviceSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;
+    std::byte* ring = nullptr;
+    const std::byte* compressed = nullptr;
+};
+struct DeviceAttention {
+    const float* q = nullptr;
+    const std::byte* rows = nullptr;
+    bool half = false;
+    uint32_t n_rows = 0;                      // of all segments
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;                         // at most kMaxAttentionDim
+    uint32_t window = 0;
+    uint32_t ratio = 0;
+    const uint32_t* picks = nullptr;
+    uint32_t max_picks = 0;
+    const float* sinks = nullptr;
+    float scale = 1;
+    const DeviceSegment* segments = nullptr;
+    const uint32_t* segment_of_row = nullptr; // [n_rows]
+    uint32_t n_segments = 0;
+    // The largest number of keys of a row: bounds what a launch needs.
+    uint64_t max_keys = 0;
+    // [attention_scratch_floats(..)], aligned to 16 bytes; may be null when that is 0.
+    float* scratch = nullptr;
+    float* out = nullptr;
+};
+inline constexpr uint32_t kMaxAttentionDim = 1024;
+// For few rows, units of keys are done side by side and merged through scratch memory.
+uint64_t attention_scratch_floats(const DeviceAttention& args);
+void launch_attention(const DeviceAttention& args, cudaStream_t stream);
+void launch_update_rings(const DeviceAttention& args, cudaStream_t stream);
+
+// ---- compressor.cu ------------------------------------------------------------------------------
+
+struct DeviceCompressorSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;
+    float* keys = nullptr;
+    float* gates = nullptr;
+    std::byte* compressed = nullptr;
+    uint32_t first_pooled = 0;                // of this segment's rows in `pooled` and `cos_sin`
+};
+struct DeviceCompressor {
+    const float* keys = nullptr;
+    const float* gates = nullptr;
+    const float* bias = nullptr;
+    const float* norm = nullptr;
+    float epsilon = 0;
+    uint32_t ratio = 0;
+    uint32_t factor = 1;
+    uint32_t dim = 0;
+    uint32_t rope_dims = 0;
+    bool half = false;
+    const DeviceCompressorSegment* segments = nullptr;
+    uint32_t n_segments = 0;
+    uint32_t n_pooled = 0;                    // rows that are completed, of all segments
+    const uint32_t* segment_of_pooled = nullptr;  // [n_pooled]
+    const float* cos_sin = nullptr;           // [n_pooled][rope_dims / 2][2], of their positions
+    float* pooled = nullptr;                  // [n_pooled][dim]
+};
+void launch_compress(const DeviceCompressor& args, cudaStream_t stream);
+
+struct DeviceIndexSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;
+    const std::byte* keys = nullptr;
+};
+struct DeviceIndex {
+    const float* q = nullptr;
+    const float* weights = nullptr;
+    uint32_t n_rows = 0;
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;
+    uint32_t ratio = 0;
+    bool half = false;
+    uint32_t max_picks = 0;
+    const DeviceIndexSegment* segments = nullptr;
+    const uint32_t* segment_of_row = nullptr;
+    uint64_t max_visible = 0;                 // compressed rows that any row sees
+    float* scores = nullptr;                  // [n_rows][max_visible], if max_visible > max_picks
+    uint32_t* picks = nullptr;
+};
+void launch_index_rows(const DeviceIndex& args, cudaStream_t stream);
+
+// ---- hyper_connection.cu ------------------------------------------------------------------------
+
+struct DeviceHyperConnection {
+    const float* state = nullptr;
+    const float* mixes = nullptr;
+    const float* base = nullptr;
+    const float* scale = nullptr;
+    uint32_t streams = 0;                     // at most kMaxStreams
+    uint32_t dim = 0;
+    float norm_epsilon = 0;
+    float epsilon = 0;
+    uint32_t iterations = 0;
+};
+inline constexpr uint32_t kMaxStreams = 8;
+void launch_hc_pre(const DeviceHyperConnection& args, uint32_t n_rows, float* y, float* post_comb,
+                   cudaStream_t stream);
+void launch_hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
+                    uint32_t dim, float* state, cudaStream_t stream);
+void launch_hc_head(const DeviceHyperConnection& args, uint32_t n_rows, float* y,
+                    cudaStream_t stream);
+
+// ---- routing.cu ---------------------------------------------------------------------------------
+
+struct DeviceRoute {
+    const float* logits = nullptr;
+    const float* bias = nullptr;              // may be null
+    const uint32_t* fixed = nullptr;          // may be null
+    bool normalise = true;
+    float scale = 1;
+    uint32_t n_experts = 0;
+    uint32_t top_k = 0;
+    uint32_t* ids = nullptr;                  // [n_rows][top_k]
+    float* weights = nullptr;                 // [n_rows][top_k]
+};
+void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream);
+
+// ---- dequantise.cu ------------------------------------------------------------------------------
+
+// Rows of any type as float32, exactly as its dequantise function does: rows[i] = table row
+// ids[i], or row first + i where ids is null. `type` is the GgmlType's number; layouts as stored.
+void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64_t row_bytes,
+                       uint32_t cols, const uint32_t* ids, uint64_t first, uint32_t n_rows,
+                       float* rows, cudaStream_t stream);
+
+}  // namespace xp::cuda

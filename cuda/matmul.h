@@ -1,0 +1,65 @@
+// Matrix products on the device: y = W·x for rows of weights in their stored type, one column or
+// thousands, one matrix or one per expert.
+//
+// The order of a sum depends on the weight's type and number of columns (K) only. A row is cut into
+// pieces of consecutive elements (what 16 bytes of codes hold); piece p belongs to lane p mod 32 of
+// warp (p / 32) mod W of its thread block, where W follows from the number of pieces. A lane takes
+// its pieces in ascending order: of types with scales it adds up a piece's codes times x on their
+// own, scales that sum and adds it; of others every element is added to the lane's sum directly;
+// always in ascending elements, with fused multiply-adds. The 32 lanes are added as a butterfly
+// (16, 8, 4, 2, 1 apart), then the W warps in ascending order. So decode, prefill and any batch
+// give the same bits.
+//
+// Plain C++, included by nvcc and the host compiler alike. Launches are asynchronous.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace xp::cuda {
+
+// How a row of weights is stored. Split forms: all codes of the row, then all its scales, in the
+// order of the blocks (StorageLayout::kSplit).
+enum class RowForm : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ8_0Split, kMxfp4, kMxfp4Split };
+
+// One matrix times some columns of x. `x_rows` and `y_rows` name the rows of x and y that column c
+// stands for; null: first_column + c.
+struct MatmulJob {
+    const std::byte* weight = nullptr;   // row 0
+    const std::byte* weight2 = nullptr;  // of the second matrix, for gated products
+    const uint32_t* x_rows = nullptr;
+    const uint32_t* y_rows = nullptr;
+    const float* factors = nullptr;      // per column, for gated products; null: 1
+    uint32_t first_column = 0;
+    uint32_t n_columns = 0;
+    uint64_t x_offset = 0;               // elements, into each row of x
+    uint64_t y_offset = 0;
+};
+
+struct MatmulArgs {
+    RowForm form = RowForm::kF32;
+    uint32_t rows = 0;
+    uint32_t cols = 0;                   // K
+    uint64_t row_bytes = 0;
+    bool aligned_base = false;           // weights of all jobs begin at multiples of 16 bytes
+    const float* x = nullptr;
+    uint64_t x_stride = 0;               // elements between rows
+    float* y = nullptr;
+    uint64_t y_stride = 0;
+    const MatmulJob* jobs = nullptr;     // device memory, n_jobs of them; null: `job`
+    MatmulJob job;
+    uint32_t n_jobs = 1;
+    uint32_t max_columns = 0;            // largest n_columns of the jobs
+    // Gated: y = silu(min(W·x, limit)) · clamp(W2·x, ±limit) · factor
+    bool gated = false;
+    float limit = 0;
+};
+
+// Whether this build has kernels for the current device.
+bool has_kernels();
+
+void launch_matmul(const MatmulArgs& args, cudaStream_t stream);
+
+}  // namespace xp::cuda

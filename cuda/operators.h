@@ -1,0 +1,119 @@
+// The CUDA backend's operators: daemon/engine/operators.h on one device, all on one stream.
+//
+// Kernels are launched and not waited for; only download() and route() wait. Descriptors and ids
+// go to the device through a ring that the stream's order protects. A failed launch or a device
+// error makes every later result meaningless: status() tells, and stays so.
+//
+// Threads: one at a time, like the model that uses it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels.h"
+#include "cuda/matmul.h"
+#include "cuda/runtime.h"
+#include "daemon/engine/operators.h"
+
+namespace xp::cuda {
+
+// Device memory that grows when more is asked for; what it held is lost then.
+class Scratch {
+public:
+    explicit Scratch(const char* what) : what_(what) {}
+    // Null after an error, which is kept in `error`.
+    std::byte* reserve(uint64_t bytes, cudaStream_t stream, std::optional<Error>& error);
+
+private:
+    const char* what_;
+    Memory memory_;
+};
+
+// Small arrays on their way to kernels. What push() returns is valid for kernels launched on the
+// stream before the ring has come round, that is, before kBytes more were pushed.
+class ArgumentRing {
+public:
+    static constexpr uint64_t kBytes = uint64_t{8} << 20;
+    static Result<ArgumentRing> create(cudaStream_t stream);
+
+    std::byte* push(std::span<const std::byte> host, std::optional<Error>& error);
+
+private:
+    Memory memory_;
+    cudaStream_t stream_ = nullptr;
+    uint64_t next_ = 0;
+};
+
+class CudaOperators final : public Operators {
+public:
+    // `device` is the runtime's number. The stream belongs to the caller and outlives this.
+    static Result<std::unique_ptr<CudaOperators>> create(int device, cudaStream_t stream);
+
+    std::string describe() const override { return description_; }
+    Result<void> status() const override;
+    StorageLayout resident_layout(GgmlType type, uint64_t cols) const override;
+
+    Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
+    void upload(std::byte* to, std::span<const std::byte> host_from) override;
+    void download(std::span<std::byte> host_to, const std::byte* from) const override;
+
+    void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
+               float* state) override;
+    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override;
+    void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
+                        float* y) override;
+    void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
+                  float* y) override;
+    void copy(const float* x, uint64_t n, float* y) override;
+    void scale(float* x, float factor, uint64_t n) override;
+    void add(const float* x, uint64_t n, float* y) override;
+    void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) override;
+
+    void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
+              uint32_t rope_dims, bool inverse) override;
+    void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
+                    std::byte* rows) override;
+    void attention(const AttentionArgs& args) override;
+    void update_rings(const AttentionArgs& args) override;
+    void compress(const CompressorArgs& args) override;
+    void index_rows(const IndexArgs& args) override;
+
+    void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
+                float* post_comb) override;
+    void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
+                 uint32_t dim, float* state) override;
+    void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
+
+    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
+               float* host_weights) override;
+    void experts(const ExpertArgs& args) override;
+    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
+                   float* y) override;
+
+private:
+    explicit CudaOperators(cudaStream_t stream) : stream_(stream) {}
+
+    template <class T>
+    const T* push(std::span<const T> host) {
+        return reinterpret_cast<const T*>(arguments_.push(std::as_bytes(host), error_));
+    }
+    void check(cudaError_t status, const char* what) const;
+    // The matrix as float32 in scratch memory, for types without kernels of their own.
+    const std::byte* unpacked(const Weight& w, Scratch& scratch);
+    void matmul_jobs(MatmulArgs args, const Weight& w);
+    void expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
+                         std::span<const MatmulJob> jobs);
+    DeviceAttention attention_of(const AttentionArgs& args);
+
+    cudaStream_t stream_;
+    std::string description_;
+    mutable std::optional<Error> error_;
+    ArgumentRing arguments_;
+    Scratch unpacked_{"an unpacked matrix"}, unpacked_up_{"a second unpacked matrix"};
+    Scratch expert_mid_{"the experts' intermediate results"};
+    Scratch work_{"intermediate results"};
+};
+
+}  // namespace xp::cuda

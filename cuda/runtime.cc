@@ -1,0 +1,69 @@
+#include "cuda/runtime.h"
+
+#include "daemon/base/size.h"
+
+namespace xp::cuda {
+
+Error cuda_error(cudaError_t status, std::string_view what) {
+    const bool memory = status == cudaErrorMemoryAllocation;
+    return make_error(memory ? ErrorCode::kNoMemory : ErrorCode::kInternal, "{}: {} ({})", what,
+                      cudaGetErrorName(status), cudaGetErrorString(status));
+}
+
+bool device_lost(cudaError_t status) {
+    switch (status) {
+        case cudaSuccess:
+        case cudaErrorNotReady:
+        case cudaErrorMemoryAllocation:
+        case cudaErrorInvalidValue:
+        case cudaErrorInvalidConfiguration:
+            return false;
+        default:
+            return true;
+    }
+}
+
+Result<Stream> make_stream(std::string_view what) {
+    cudaStream_t stream = nullptr;
+    XP_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), what);
+    return Stream(stream);
+}
+
+Result<Event> make_event(std::string_view what) {
+    cudaEvent_t event = nullptr;
+    XP_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), what);
+    return Event(event);
+}
+
+Memory::~Memory() {
+    if (data_ == nullptr) return;
+    if (pinned_) {
+        cudaFreeHost(data_);
+    } else {
+        cudaFree(data_);
+    }
+}
+
+Result<Memory> Memory::device(uint64_t bytes, std::string_view what) {
+    void* data = nullptr;
+    const cudaError_t status = cudaMalloc(&data, bytes);
+    if (status != cudaSuccess) {
+        cudaGetLastError();  // not sticky: the next call must not see it
+        return cuda_error(status, fmt::format("no {} of GPU memory for {}", format_size(bytes),
+                                              what));
+    }
+    return Memory(data, bytes, false);
+}
+
+Result<Memory> Memory::pinned(uint64_t bytes, std::string_view what) {
+    void* data = nullptr;
+    const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+    if (status != cudaSuccess) {
+        cudaGetLastError();
+        return cuda_error(status, fmt::format("no {} of pinned host memory for {} (see also "
+                                              "LimitMEMLOCK)", format_size(bytes), what));
+    }
+    return Memory(data, bytes, true);
+}
+
+}  // namespace xp::cuda

@@ -1,0 +1,58 @@
+// Where the slots of an expert cache live, and how bytes from a drive get into them. Host memory is
+// read into directly; a device's slots are filled through pinned buffers, by copies that overlap
+// with reads and computation.
+//
+// The life of a slot's content: take_buffer(), the drive writes into it, then fill() (or drop(),
+// when the read failed or its checksum was wrong). From fill() on the slot may be handed out:
+// begin_use() orders the backend's computations behind the copy, end_use() the next fill() of the
+// slot behind them. Nobody waits on the host for either.
+//
+// Threads: that of the cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "daemon/base/result.h"
+#include "daemon/tiers/slot_plan.h"
+
+namespace xp {
+
+// Number of a slot over all classes, in their order.
+using SlotNumber = uint32_t;
+inline constexpr SlotNumber kNoSlot = UINT32_MAX;
+
+class SlotMemory {
+public:
+    virtual ~SlotMemory() = default;
+    // "host memory", "GPU memory": for messages.
+    virtual const char* name() const = 0;
+    // Bytes that slots may take now.
+    virtual uint64_t usable() const = 0;
+    // Once, before what follows; all slots of all classes.
+    virtual Result<void> allocate(std::span<const SlotClass> classes) = 0;
+
+    // Where computations find the slot's content.
+    virtual std::byte* address(SlotNumber slot) const = 0;
+    // Whether a buffer can be taken now; if not, every one is being read into, and one of those
+    // reads must end in fill() or drop() first.
+    virtual bool has_buffer() const = 0;
+    // Page-aligned memory of the slot's size for a drive to write into.
+    virtual std::byte* take_buffer(SlotNumber slot) = 0;
+    virtual void fill(SlotNumber slot) = 0;
+    virtual void drop(SlotNumber slot) = 0;
+    virtual void begin_use(std::span<const SlotNumber> slots) = 0;
+    virtual void end_use(std::span<const SlotNumber> slots) = 0;
+
+    // The first error of a copy, which then stays: nothing in the slots can be relied upon.
+    virtual Result<void> status() const = 0;
+    // Bytes copied into slots from buffers; 0 where slots are read into directly.
+    virtual uint64_t copied_bytes() const = 0;
+};
+
+// Slots in page-aligned host memory.
+std::unique_ptr<SlotMemory> make_host_slot_memory();
+
+}  // namespace xp

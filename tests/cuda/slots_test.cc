@@ -1,0 +1,94 @@
+// Slots in GPU memory: what was read is what kernels see, in whatever order slots are filled, used
+// and filled again.
+#include "cuda/slots.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+namespace xp::cuda {
+namespace {
+
+class CudaSlots : public testing::Test {
+protected:
+    void SetUp() override {
+        auto stream = make_stream("a test");
+        ASSERT_TRUE(stream) << stream.error().message;
+        stream_ = *std::move(stream);
+    }
+    std::unique_ptr<CudaSlotMemory> make(uint32_t n_buffers, std::vector<SlotClass> classes) {
+        auto memory = CudaSlotMemory::create(stream_.get(), {.n_buffers = n_buffers});
+        EXPECT_TRUE(memory) << memory.error().message;
+        const auto allocated = (*memory)->allocate(classes);
+        EXPECT_TRUE(allocated) << allocated.error().message;
+        return *std::move(memory);
+    }
+    Stream stream_;
+};
+
+TEST_F(CudaSlots, HaveAddressesOfTheirOwnInEveryClass) {
+    const auto memory = make(2, {{.stride = 8192, .slots = 3}, {.stride = 4096 * 5, .slots = 2}});
+    std::vector<std::byte*> addresses;
+    for (SlotNumber slot = 0; slot < 5; ++slot) addresses.push_back(memory->address(slot));
+    EXPECT_EQ(addresses[1], addresses[0] + 8192);
+    EXPECT_EQ(addresses[2], addresses[1] + 8192);
+    EXPECT_EQ(addresses[4], addresses[3] + 4096 * 5);
+}
+
+TEST_F(CudaSlots, BuffersAreFreeAgainWhenTheirReadsEnd) {
+    const auto memory = make(2, {{.stride = 4096, .slots = 4}});
+    memory->take_buffer(0);
+    memory->take_buffer(1);
+    EXPECT_FALSE(memory->has_buffer());
+    memory->drop(0);
+    EXPECT_TRUE(memory->has_buffer());
+    memory->take_buffer(2);
+    EXPECT_FALSE(memory->has_buffer());
+    memory->fill(1);
+    EXPECT_TRUE(memory->has_buffer());
+    memory->fill(2);
+    EXPECT_TRUE(memory->status());
+    EXPECT_EQ(memory->copied_bytes(), 2 * 4096u);
+}
+
+// Thousands of fills and uses in random order, each use a copy out of the slot on the compute
+// stream: it must see the fill before it, and no later one.
+TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
+    constexpr uint64_t kBytes = 1 << 20;
+    constexpr uint32_t kSlots = 6, kRounds = 3000;
+    const auto memory = make(3, {{.stride = kBytes, .slots = kSlots}});
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    auto seen_memory = Memory::pinned(uint64_t{kRounds} * sizeof(uint32_t), "a test");
+    ASSERT_TRUE(seen_memory);
+    auto* seen = reinterpret_cast<uint32_t*>(seen_memory->data());
+    std::vector<uint32_t> expected(kRounds);
+    std::vector<uint32_t> content(kSlots);
+    for (uint32_t round = 0; round < kRounds; ++round) {
+        const SlotNumber slot = random() % kSlots;
+        if (content[slot] == 0 || random() % 2 == 0) {
+            std::byte* buffer = memory->take_buffer(slot);
+            content[slot] = round + 1;
+            for (uint64_t at = 0; at < kBytes; at += 4096) {
+                std::memcpy(buffer + at, &content[slot], sizeof(uint32_t));
+            }
+            std::memcpy(buffer + kBytes - 4, &content[slot], sizeof(uint32_t));
+            memory->fill(slot);
+        }
+        const SlotNumber used[] = {slot};
+        memory->begin_use(used);
+        // The last bytes, which arrive last.
+        cudaMemcpyAsync(&seen[round], memory->address(slot) + kBytes - 4, sizeof(uint32_t),
+                        cudaMemcpyDeviceToHost, stream_.get());
+        memory->end_use(used);
+        expected[round] = content[slot];
+    }
+    ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
+    ASSERT_TRUE(memory->status());
+    EXPECT_EQ(std::vector<uint32_t>(seen, seen + kRounds), expected);
+}
+
+}  // namespace
+}  // namespace xp::cuda
