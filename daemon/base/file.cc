@@ -33,6 +33,7 @@ Error errno_error(int saved_errno, std::string text) {
     if (saved_errno == ENOSPC || saved_errno == EDQUOT) code = ErrorCode::kNoSpace;
     if (saved_errno == ENOENT) code = ErrorCode::kNotFound;
     if (saved_errno == ENOMEM) code = ErrorCode::kNoMemory;
+    if (saved_errno == EMFILE || saved_errno == ENFILE) code = ErrorCode::kBusy;
     return Error{code, fmt::format("{}: {}", text, std::strerror(saved_errno))};
 }
 
@@ -134,7 +135,7 @@ Result<void> sync_directory(const Path& path) {
 
 Result<void> write_file_atomic(const Path& path, std::string_view contents) {
     const Path temporary = path.native() + ".tmp";
-    XP_TRY(UniqueFd fd, open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC));
+    XP_TRY(UniqueFd fd, open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW));
     XP_CHECK(write_exact(fd.get(), 0, std::as_bytes(std::span(contents)), temporary));
     XP_CHECK(sync_file(fd.get(), temporary));
     if (::rename(temporary.c_str(), path.c_str()) != 0) {

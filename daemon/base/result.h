@@ -49,7 +49,7 @@ Error make_error(ErrorCode code, fmt::format_string<Args...> format, Args&&... a
 }
 
 // "TEXT: strerror(saved_errno)"; ENOSPC and EDQUOT become kNoSpace, ENOENT kNotFound, ENOMEM
-// kNoMemory, all else kIo.
+// kNoMemory, EMFILE and ENFILE kBusy (they say nothing about the file), all else kIo.
 Error errno_error(int saved_errno, std::string text);
 
 template <class T>

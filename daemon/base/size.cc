@@ -27,8 +27,9 @@ Result<uint64_t> parse_size(std::string_view text) {
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (code != std::errc{}) return fail();
     std::string_view suffix = text.substr(static_cast<size_t>(end - text.data()));
-    while (suffix.starts_with(' ')) suffix.remove_prefix(1);
+    if (text[0] == '0' && end != text.data() + 1) return fail();  // octal to some
     if (suffix.empty()) return value;
+    while (suffix.starts_with(' ')) suffix.remove_prefix(1);
     for (const Unit& unit : kUnits) {
         if (suffix != unit.suffix) continue;
         if (value > UINT64_MAX >> unit.shift) return fail();

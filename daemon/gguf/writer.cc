@@ -202,7 +202,7 @@ Result<uint64_t> write_gguf(const Path& path, const GgufMetadata& metadata,
                             std::span<const TensorToWrite> tensors) {
     const uint64_t alignment = alignment_to_write(metadata);
     const std::string header = encode_header(metadata, tensors, alignment);
-    XP_TRY(UniqueFd fd, open_file(path, O_WRONLY | O_CREAT | O_TRUNC));
+    XP_TRY(UniqueFd fd, open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW));
     XP_CHECK(write_exact(fd.get(), 0, std::as_bytes(std::span(header)), path));
     uint64_t end = header.size();
     for (const TensorToWrite& tensor : tensors) {

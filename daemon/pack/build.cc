@@ -152,7 +152,8 @@ Result<void> build_pack(const Path& source_path, const Path& destination_path,
     std::error_code ignored;
     const bool resumable = std::filesystem::exists(destination.directory() / kJournalName, ignored);
     if (resumable && (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kNoSpace ||
-                      error.code == ErrorCode::kNoMemory || error.code == ErrorCode::kIo)) {
+                      error.code == ErrorCode::kNoMemory || error.code == ErrorCode::kBusy ||
+                      error.code == ErrorCode::kIo)) {
         error.message += "; finished layers are kept: run the same build again to go on";
     }
     return error;

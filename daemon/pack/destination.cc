@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "daemon/base/size.h"
 #include "daemon/pack/format.h"
@@ -22,11 +22,25 @@ namespace {
 // Manifest, journal header and directory blocks.
 constexpr uint64_t kSmallFilesBytes = uint64_t{2} << 20;
 
+// A path that stays right when the working directory changes. What ends in ".." goes where the
+// kernel goes, which behind a symbolic link is not where the text seems to; the rest stays as it
+// was written.
 Path absolute_path(const Path& path) {
-    std::error_code ignored;
-    Path absolute = std::filesystem::absolute(path, ignored).lexically_normal();
-    if (!absolute.has_filename()) absolute = absolute.parent_path();  // "pack/" and "pack"
-    return absolute;
+    std::error_code error;
+    const Path absolute = std::filesystem::absolute(path, error);
+    Path above;  // up to the last ".."
+    Path below;
+    for (const Path& part : absolute) {
+        below /= part;
+        if (part == "..") above /= std::exchange(below, Path());
+    }
+    if (!above.empty()) {
+        above = std::filesystem::canonical(above, error);
+        if (error) return absolute;  // opening it says why
+    }
+    Path normal = (above / below).lexically_normal();
+    if (!normal.has_filename()) normal = normal.parent_path();  // "pack/" and "pack"
+    return normal;
 }
 
 bool is_there(const Path& path) {
@@ -104,6 +118,12 @@ Result<Destination> Destination::open(const Path& directory,
                               "{}, named for a stripe, is not a directory",
                               path.parent_path().native());
         }
+        if (std::filesystem::equivalent(destination.directory_, path.parent_path(), ignored)) {
+            return make_error(ErrorCode::kInvalidArgument,
+                              "{}, named for a stripe, is the directory of the pack, which has one "
+                              "already; stripes are for different drives",
+                              stripe_directories[s - 1].native());
+        }
         for (size_t other = 0; other + 1 < s; ++other) {
             if (!std::filesystem::equivalent(stripe_directories[other], path.parent_path(),
                                              ignored)) {
@@ -157,6 +177,31 @@ Result<void> Destination::lock() {
     return {};
 }
 
+// Writing through a link would overwrite a file that is no part of the pack. Every file is opened
+// with O_NOFOLLOW besides; here it is told before anything is written, and in plain words.
+Result<void> Destination::refuse_links() const {
+    std::vector<Path> paths = stripe_paths_;
+    for (const std::string& name : own_names()) paths.push_back(directory_ / name);
+    for (const Path& path : paths) {
+        struct stat info;
+        if (::lstat(path.c_str(), &info) != 0) continue;
+        const char* what = S_ISLNK(info.st_mode)    ? "a symbolic link"
+                           : !S_ISREG(info.st_mode) ? "not a regular file"
+                           : info.st_nlink > 1      ? "one of several names of a file"
+                                                    : nullptr;
+        if (what == nullptr) continue;
+        return make_error(ErrorCode::kInvalidArgument,
+                          "{} is {}, where a build writes a file of its own; remove it, or choose "
+                          "another destination", path.native(), what);
+    }
+    return {};
+}
+
+std::vector<std::string> Destination::own_names() const {
+    return {kManifestName, kJournalName, kIndexName, kResidentName, stripe_names_[0],
+            fmt::format("{}.tmp", kManifestName), fmt::format("{}.tmp", kIndexName)};
+}
+
 Result<void> Destination::refuse_strangers() const {
     if (is_there(directory_ / kManifestName)) {
         // A crash right after the manifest appeared leaves the journal behind.
@@ -165,6 +210,7 @@ Result<void> Destination::refuse_strangers() const {
                           "{} already holds a complete pack; choose another destination, or remove "
                           "it first", directory_.native());
     }
+    XP_CHECK(refuse_links());
     if (is_there(directory_ / kJournalName)) return {};
     std::error_code error;
     const bool empty = std::filesystem::is_empty(directory_, error);
@@ -182,12 +228,10 @@ Result<void> Destination::refuse_strangers() const {
 
 Result<void> Destination::remove_pack() const {
     // The manifest first: without it, what a crash leaves is no pack.
-    const std::string names[] = {kManifestName, kJournalName, kIndexName, kResidentName,
-                                 stripe_names_[0], fmt::format("{}.tmp", kManifestName),
-                                 fmt::format("{}.tmp", kIndexName)};
+    const std::vector<std::string> names = own_names();
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
-        if (std::ranges::find(names, entry.path().filename().native()) != std::end(names)) continue;
+        if (std::ranges::find(names, entry.path().filename().native()) != names.end()) continue;
         return make_error(ErrorCode::kInvalidArgument,
                           "{} holds {}, which is no part of a pack; choose another destination",
                           directory_.native(), entry.path().filename().native());
@@ -290,7 +334,7 @@ Result<void> Destination::open_stripes(const Manifest& manifest, bool fresh, boo
     for (size_t s = 0; s < stripe_paths_.size(); ++s) {
         const Path& path = stripe_paths_[s];
         const int create = has_bytes ? 0 : O_CREAT | (fresh ? O_EXCL : 0);
-        XP_TRY(UniqueFd fd, open_file(path, O_RDWR | create));
+        XP_TRY(UniqueFd fd, open_file(path, O_RDWR | O_NOFOLLOW | create));
         const uint64_t bytes = manifest.stripes[s].bytes;
         XP_TRY(const uint64_t found, file_size(fd.get(), path));
         if (has_bytes && found != bytes) {

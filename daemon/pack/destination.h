@@ -51,7 +51,9 @@ public:
 private:
     Destination() = default;
     Result<void> lock();
+    std::vector<std::string> own_names() const;  // of files in the directory
     Result<void> refuse_strangers() const;
+    Result<void> refuse_links() const;
     Result<void> remove_pack() const;
     Result<void> refuse_stripes() const;
     Result<void> check_space(const Manifest& manifest, uint64_t resident_bytes,

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <span>
@@ -132,7 +133,11 @@ bool apply_record(std::string_view payload, const BuildPlan& plan, BuildState& s
 
 Result<Journal> Journal::create(const Path& directory, const BuildPlan& plan) {
     const Path path = directory / kJournalName;
-    XP_TRY(UniqueFd fd, open_file(path, O_RDWR | O_CREAT | O_TRUNC));
+    // A journal without a whole header is of no use, and may be another name of some file.
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+        return errno_error(errno, fmt::format("cannot remove {}", path.native()));
+    }
+    XP_TRY(UniqueFd fd, open_file(path, O_RDWR | O_CREAT | O_EXCL));
     Journal journal(path, std::move(fd));
     journal.add_line(fmt::format("{} {} {} {} {}", kHeaderWord, kJournalVersion,
                                  to_hex(plan.source_key), to_hex(plan.layout_key),
@@ -145,7 +150,7 @@ Result<Journal> Journal::create(const Path& directory, const BuildPlan& plan) {
 Result<std::optional<Journal>> Journal::resume(const Path& directory, const BuildPlan& plan,
                                                BuildState& state) {
     const Path path = directory / kJournalName;
-    Result<UniqueFd> fd = open_file(path, O_RDWR);
+    Result<UniqueFd> fd = open_file(path, O_RDWR | O_NOFOLLOW);
     if (!fd) {
         if (fd.error().code == ErrorCode::kNotFound) return std::optional<Journal>();
         return std::move(fd).error();

@@ -43,7 +43,9 @@ Result<void> check_alignment(int fd, const Path& path) {
 Result<UniqueFd> open_direct(const Path& path) {
     Result<UniqueFd> fd = open_file(path, O_RDONLY | O_DIRECT);
     if (!fd) {
-        if (open_file(path, O_RDONLY)) return direct_refused(path, "the file system refuses it");
+        if (fd.error().code == ErrorCode::kIo && open_file(path, O_RDONLY)) {
+            return direct_refused(path, "the file system refuses it");
+        }
         return fd;
     }
     XP_CHECK(check_alignment(fd->get(), path));

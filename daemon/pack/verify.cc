@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <set>
 
 #include "daemon/base/memory.h"
@@ -28,6 +29,7 @@ public:
 
 private:
     void fault(std::string text);
+    Result<void> fault(const Error& error);
     Result<void> advance(uint64_t bytes);
 
     Result<void> open_parts();
@@ -76,7 +78,7 @@ Result<VerifyReport> Verifier::run() {
             if (source_) XP_CHECK(check_resident_against_source());
         }
     } else {
-        fault(manifest.error().message);
+        XP_CHECK(fault(manifest.error()));
     }
     if (n_faults_ > kMaxFaults) {
         report_.faults.push_back(fmt::format("{} more faults", n_faults_ - kMaxFaults));
@@ -86,6 +88,13 @@ Result<VerifyReport> Verifier::run() {
 
 void Verifier::fault(std::string text) {
     if (++n_faults_ <= kMaxFaults) report_.faults.push_back(std::move(text));
+}
+
+// What this process lacks, memory or descriptors, is no fault of the pack.
+Result<void> Verifier::fault(const Error& error) {
+    if (error.code == ErrorCode::kNoMemory || error.code == ErrorCode::kBusy) return error;
+    fault(error.message);
+    return {};
 }
 
 Result<void> Verifier::advance(uint64_t bytes) {
@@ -107,7 +116,7 @@ Result<void> Verifier::open_parts() {
         if (!stripe && stripe.error().code == ErrorCode::kUnsupported) {
             stripe = open_stripe(directory_, manifest_, s, /*direct=*/false);
         }
-        if (!stripe) fault(stripe.error().message);
+        if (!stripe) XP_CHECK(fault(stripe.error()));
         stripes_.push_back(stripe ? *std::move(stripe) : UniqueFd());
     }
     auto index = read_index_text(directory_, manifest_);
@@ -115,16 +124,16 @@ Result<void> Verifier::open_parts() {
         digests_ = decode_index(manifest_, *index);
         // Its entries are compared all the same, to name the objects that no longer match.
         if (auto same = check_index_digest(directory_, manifest_, *index); !same) {
-            fault(same.error().message);
+            XP_CHECK(fault(same.error()));
         }
     } else {
-        fault(index.error().message);
+        XP_CHECK(fault(index.error()));
     }
     auto resident = open_resident(directory_, manifest_);
     if (resident) {
         resident_.emplace(*std::move(resident));
     } else {
-        fault(resident.error().message);
+        XP_CHECK(fault(resident.error()));
     }
     uint64_t largest = 0;
     for (const PackLayer& layer : manifest_.layers) largest = std::max(largest, layer.stride);
@@ -153,8 +162,7 @@ Result<void> Verifier::check_resident_digest() {
             return going_on;
         });
     if (cancelled) return checked;
-    if (!checked) fault(checked.error().message);
-    return {};
+    return checked ? checked : fault(checked.error());
 }
 
 Result<void> Verifier::check_objects() {
@@ -167,8 +175,8 @@ Result<void> Verifier::check_objects() {
                                              stripe_path(directory_, manifest_, spot.stripe));
                 drop_cached(fd, spot.offset, layer.stride);
                 if (!read) {
-                    fault(fmt::format("{}: {}", describe_object(manifest_, layer, e),
-                                      read.error().message));
+                    XP_CHECK(fault(Error(read.error()).with_context(
+                        describe_object(manifest_, layer, e))));
                 } else {
                     if (options_.deep) check_stored(layer, e);
                     if (source_) XP_CHECK(check_against_source(layer, e));
@@ -299,8 +307,7 @@ Result<void> Verifier::compare_resident(const TensorInfo& resident, const Tensor
         restored_.resize(n);
         XP_CHECK(read_source(source, offset));
         if (auto read = resident_->read_tensor(resident, offset, restored_); !read) {
-            fault(fmt::format("tensor {}: {}", source.name, read.error().message));
-            return {};
+            return fault(std::move(read).error().with_context("tensor " + source.name));
         }
         const auto [stored, original] = std::ranges::mismatch(restored_, slice_);
         if (stored != restored_.end()) {
@@ -326,7 +333,11 @@ std::string Verifier::role_of(const PackLayer& layer, uint32_t expert, size_t ro
 }  // namespace
 
 Result<VerifyReport> verify_pack(const Path& directory, const VerifyOptions& options) {
-    return Verifier(directory, options).run();
+    try {
+        return Verifier(directory, options).run();
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorCode::kNoMemory, "out of memory"};
+    }
 }
 
 }  // namespace xp

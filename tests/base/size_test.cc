@@ -17,7 +17,7 @@ TEST(Size, ParsesNumbersWithBinaryUnits) {
 
 TEST(Size, RefusesWhatIsNoSize) {
     for (const char* text : {"", "MiB", "-1MiB", "1.5GiB", "64MB", "64mib", "1 2", "1KiBx",
-                             "16777216TiB", "18446744073709551616"}) {
+                             "16777216TiB", "18446744073709551616", "1 ", "010", "00", "01KiB"}) {
         EXPECT_FALSE(parse_size(text)) << text;
     }
 }

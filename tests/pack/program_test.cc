@@ -29,8 +29,9 @@ struct Outcome {
 
 class Program : public testing::Test {
 protected:
-    // With `memory`, the most bytes of address space.
-    pid_t start(std::vector<std::string> arguments, uint64_t memory = 0) const {
+    // With `memory`, the most bytes of address space; with `files`, the most descriptors.
+    pid_t start(std::vector<std::string> arguments, uint64_t memory = 0,
+                uint64_t files = 0) const {
         arguments.insert(arguments.begin(), XP_PACK_PROGRAM);
         std::vector<char*> argv;
         for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -41,6 +42,8 @@ protected:
             ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
             const rlimit limit{memory, memory};
             if (memory > 0) ::setrlimit(RLIMIT_AS, &limit);
+            const rlimit descriptors{files, files};
+            if (files > 0) ::setrlimit(RLIMIT_NOFILE, &descriptors);
             ::execv(argv[0], argv.data());
             ::_exit(127);
         }
@@ -52,8 +55,9 @@ protected:
         return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
                 read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
     }
-    Outcome run(std::vector<std::string> arguments, uint64_t memory = 0) const {
-        return finish(start(std::move(arguments), memory));
+    Outcome run(std::vector<std::string> arguments, uint64_t memory = 0,
+                uint64_t files = 0) const {
+        return finish(start(std::move(arguments), memory, files));
     }
     const Scratch scratch_;
     const std::string pack_ = scratch_ / "m.xpack";
@@ -123,7 +127,8 @@ TEST_F(Program, FailsWithOneLineAndNoHelp) {
     expect_line({"build", "/none.gguf", pack_}, 1, "/none.gguf");
     expect_line({"build", kTinyModel, pack_, "--reserve", "512TiB"}, 1, "not enough space");
     expect_line({"info", pack_}, 1, "not an expert pack");
-    for (const char* size : {"", "-5", "0x10", "1.5GiB", "16777216TiB", "18446744073709551616"}) {
+    for (const char* size : {"", "-5", "0x10", "1.5GiB", "16777216TiB", "18446744073709551616",
+                             "1 ", "010", "00"}) {
         expect_line({"build", kTinyModel, pack_, "--reserve", size}, 2,
                     "--reserve: \"" + std::string(size) + "\" is not a size");
     }
@@ -226,6 +231,62 @@ TEST_F(Program, AHeaderLargerThanMemoryIsOneLine) {
     EXPECT_EQ(outcome.status, 1);
     EXPECT_EQ(outcome.err, "xp-pack: not enough memory\n");
     EXPECT_FALSE(std::filesystem::exists(pack_));
+}
+
+TEST_F(Program, TooLittleMemoryForVerifyingIsNoFaultOfThePack) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "sanitizers reserve terabytes of addresses";
+#endif
+    ASSERT_EQ(run({"build", kTinyModel, pack_, "-q"}).status, 0);
+    constexpr uint64_t kMiB = uint64_t{1} << 20;
+    int short_of_memory = 0;
+    int done = 0;
+    for (uint64_t limit = 8 * kMiB; limit < 512 * kMiB && done == 0; limit += kMiB) {
+        const Outcome outcome = run({"verify", "--deep", "--json", pack_}, limit);
+        SCOPED_TRACE(fmt::format("{} bytes: {} {}", limit, outcome.status, outcome.err));
+        done += outcome.status == 0;
+        if (outcome.status == 0 || outcome.status == 127) continue;  // done, or not loaded
+        ASSERT_EQ(outcome.status, 1);
+        EXPECT_THAT(outcome.out, IsEmpty());
+        EXPECT_THAT(outcome.err, testing::Not(HasSubstr("has faults")));
+        EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1);
+        short_of_memory += outcome.err.find("could not be verified") != std::string::npos;
+    }
+    EXPECT_GT(short_of_memory, 0);
+    EXPECT_EQ(done, 1);
+}
+
+TEST_F(Program, TooFewDescriptorsForVerifyingAreNoFaultOfThePack) {
+    ASSERT_EQ(run({"build", kTinyModel, pack_, "-q"}).status, 0);
+    int refused = 0;
+    int done = 0;
+    for (uint64_t files = 4; files < 64 && done == 0; ++files) {
+        const Outcome outcome = run({"verify", "--deep", "--json", pack_}, 0, files);
+        SCOPED_TRACE(fmt::format("{} files: {} {}", files, outcome.status, outcome.err));
+        done += outcome.status == 0;
+        if (outcome.status == 0 || outcome.status == 127) continue;
+        ASSERT_EQ(outcome.status, 1);
+        EXPECT_THAT(outcome.out, IsEmpty());
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr(pack_ + " could not be verified"),
+                                       HasSubstr("Too many open files")));
+        EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1);
+        ++refused;
+    }
+    EXPECT_GT(refused, 0);
+    EXPECT_EQ(done, 1);
+}
+
+TEST_F(Program, ErrorsRepeatOfALongArgumentItsBeginningAndEnd) {
+    const std::string argument = "begin" + std::string(100'000, 'x') + "-end";
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"build", kTinyModel, argument}, {"info", argument},
+          {"build", kTinyModel, pack_, "--layout", argument},
+          {"build", kTinyModel, pack_, "--reserve", argument}}) {
+        const Outcome outcome = run(command);
+        EXPECT_NE(outcome.status, 0);
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("begin"), HasSubstr(" ... ")));
+        EXPECT_LT(outcome.err.size(), 1100u);
+    }
 }
 
 TEST_F(Program, PrintsVersionAndHelpOnStdout) {

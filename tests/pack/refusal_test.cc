@@ -281,5 +281,69 @@ TEST(BuildRefuses, AnUnfinishedBuildOfAnotherSourceOrLayout) {
     EXPECT_THAT(opened.error().message, HasSubstr("is an unfinished build"));
 }
 
+TEST(BuildRefuses, ToWriteThroughLinksInTheDirectory) {
+    const Scratch scratch;
+    const Path victim = scratch / "victim";
+    std::ofstream(victim) << "precious";
+    const Path pack = scratch.make_directory("m.xpack");
+    for (const char* name : {"build.journal", "resident.gguf", "objects.idx", "objects.idx.tmp",
+                             "manifest.json.tmp", "experts.000.xpk"}) {
+        for (const bool dangling : {false, true}) {
+            // With a journal that has no header yet, what else lies there is no stranger.
+            std::ofstream(pack / "build.journal") << "";
+            std::filesystem::remove(pack / name);
+            const Path target = dangling ? scratch / "none" : victim;
+            std::filesystem::create_symlink(target, pack / name);
+            const auto built = build_pack(kTinyModel, pack, {});
+            ASSERT_FALSE(built) << name;
+            EXPECT_THAT(built.error().message, testing::HasSubstr(
+                (pack / name).native() + " is a symbolic link"));
+            EXPECT_FALSE(std::filesystem::exists(scratch / "none")) << name;
+            std::filesystem::remove(pack / name);
+        }
+        std::ofstream(pack / "build.journal") << "";
+        std::filesystem::remove(pack / name);
+        std::filesystem::create_hard_link(victim, pack / name);
+        const auto built = build_pack(kTinyModel, pack, {});
+        ASSERT_FALSE(built) << name;
+        EXPECT_THAT(built.error().message, testing::HasSubstr((pack / name).native()));
+        std::filesystem::remove(pack / name);
+    }
+    EXPECT_EQ(read_bytes(victim), "precious");
+    std::filesystem::remove(pack / "build.journal");
+    EXPECT_TRUE(build_pack(kTinyModel, pack, {}));
+}
+
+TEST(BuildRefuses, AStripeInTheDirectoryOfThePack) {
+    const Scratch scratch;
+    const Path pack = scratch.make_directory("m.xpack");
+    std::filesystem::create_directory_symlink(pack, scratch / "link");
+    for (const Path& stripe : {pack, scratch / "link"}) {
+        BuildOptions options;
+        options.stripe_directories = {stripe};
+        const auto built = build_pack(kTinyModel, pack, options);
+        ASSERT_FALSE(built);
+        EXPECT_THAT(built.error().message,
+                    testing::HasSubstr(stripe.native() + ", named for a stripe, is the directory"));
+        EXPECT_TRUE(std::filesystem::is_empty(pack));
+    }
+}
+
+TEST(Build, DotsBehindALinkLeadWhereTheKernelGoes) {
+    const Scratch scratch;
+    scratch.make_directory("a/b");
+    std::filesystem::create_directory_symlink(scratch / "a/b", scratch / "link");
+    BuildOptions options;
+    options.stripe_directories = {scratch / "link/.."};
+    const auto built = build_pack(kTinyModel, scratch / "link/../m.xpack", options);
+    ASSERT_TRUE(built) << built.error().message;
+    EXPECT_FALSE(std::filesystem::exists(scratch / "m.xpack"));
+    const auto manifest = read_manifest(scratch / "a/m.xpack");
+    ASSERT_TRUE(manifest) << manifest.error().message;
+    EXPECT_EQ(manifest->stripes[1].path,
+              std::filesystem::canonical(scratch / "a/m.xpack.experts.001.xpk").native());
+    EXPECT_TRUE(verify_pack(scratch / "link/../m.xpack", {})->faults.empty());
+}
+
 }  // namespace
 }  // namespace xp::test

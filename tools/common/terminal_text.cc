@@ -9,6 +9,26 @@
 
 namespace xp {
 
+namespace {
+
+// An argument may have 128 KiB, and errors repeat it. Paths of usual length stay whole.
+constexpr size_t kErrorHeadBytes = 600;
+constexpr size_t kErrorTailBytes = 300;
+
+bool continues_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
+
+// Not in the middle of a character.
+std::string shortened(std::string_view text) {
+    if (text.size() <= kErrorHeadBytes + kErrorTailBytes) return terminal_text(text);
+    size_t head = kErrorHeadBytes;
+    size_t tail = text.size() - kErrorTailBytes;
+    for (int i = 0; i < 3 && continues_character(text[head]); ++i) --head;
+    for (int i = 0; i < 3 && continues_character(text[tail]); ++i) ++tail;
+    return terminal_text(text.substr(0, head)) + " ... " + terminal_text(text.substr(tail));
+}
+
+}  // namespace
+
 std::string terminal_text(std::string_view text) {
     std::string shown;
     shown.reserve(text.size());
@@ -30,8 +50,7 @@ std::string terminal_text(std::string_view text) {
 }
 
 void print_error(std::string_view text) {
-    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name,
-                 terminal_text(text).c_str());
+    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, shortened(text).c_str());
 }
 
 }  // namespace xp

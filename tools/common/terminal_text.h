@@ -11,7 +11,7 @@ namespace xp {
 // by byte. Everything else stays, so that messages read as they were written.
 std::string terminal_text(std::string_view text);
 
-// "PROGRAM: TEXT" on stderr, as one line.
+// "PROGRAM: TEXT" on stderr, as one line; of a long one its beginning and end.
 void print_error(std::string_view text);
 
 }  // namespace xp

@@ -20,7 +20,12 @@ int run_verify(const VerifyCommand& command) {
     options.progress = [&](uint64_t done, uint64_t total) { line.update(done, total, 0); };
     const auto report = verify_pack(command.pack, options);
     line.end();
-    if (!report) return report_error(report.error());
+    if (!report) {
+        Error error = report.error();
+        if (error.code == ErrorCode::kCancelled) return report_error(error);
+        return report_error(std::move(error).with_context(
+            fmt::format("{} could not be verified", command.pack.native())));
+    }
     if (command.json) {
         const nlohmann::ordered_json json{{"pack", command.pack.native()},
                                           {"ok", report->faults.empty()},
