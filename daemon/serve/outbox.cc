@@ -26,14 +26,17 @@ Result<std::unique_ptr<Outbox>> Outbox::create() {
 
 void Outbox::post(JobKey key, const shm::Reply& reply, std::shared_ptr<Backlog> backlog) {
     Outgoing outgoing{key, shm::is_terminal(reply), shm::encode_reply(reply), std::move(backlog)};
-    if (outgoing.backlog) {
-        outgoing.backlog->bytes.fetch_add(outgoing.bytes.size(), std::memory_order_relaxed);
-    }
+    const uint64_t bytes = outgoing.bytes.size();
+    Backlog* const counted = outgoing.backlog.get();
     bool was_empty = false;
     {
         const std::lock_guard lock(mutex_);
         was_empty = posted_.empty();
         posted_.push_back(std::move(outgoing));
+        // Last, as the line before may find no memory; before anybody takes it.
+        if (counted) {
+            counted->bytes.fetch_add(bytes, std::memory_order_relaxed);
+        }
     }
     if (was_empty) {
         shm::ring_bell(event_.get());

@@ -48,7 +48,8 @@ class Outbox {
 public:
     static Result<std::unique_ptr<Outbox>> create();
 
-    // Encodes, and adds to `backlog` where there is one.
+    // Encodes, and adds to `backlog` where there is one. When it throws (no memory), nothing
+    // was posted.
     void post(JobKey key, const shm::Reply& reply, std::shared_ptr<Backlog> backlog);
     // Readable while something is posted and not taken.
     int fd() const { return event_.get(); }

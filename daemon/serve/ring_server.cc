@@ -349,14 +349,14 @@ void RingServer::deliver_outbox() {
 
 // Replies that reached a ring no longer count against their requests.
 void RingServer::settle(std::deque<Outgoing> delivered) {
-    const uint64_t limit = scheduler_.backlog_limit();
+    const uint64_t level = scheduler_.resume_level();
     bool wake = false;
     for (const Outgoing& outgoing : delivered) {
         if (outgoing.backlog) {
             const uint64_t bytes = outgoing.bytes.size();
             const uint64_t before =
                 outgoing.backlog->bytes.fetch_sub(bytes, std::memory_order_relaxed);
-            wake |= before > limit && before - bytes <= limit;
+            wake |= before > level && before - bytes <= level;
         }
     }
     if (wake) {

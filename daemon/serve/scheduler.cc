@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <new>
 
+#include "daemon/text/printable.h"
+
 namespace xp {
 namespace {
+
+// How long the engine thread waits for memory to tell an end.
+constexpr std::chrono::milliseconds kMemoryPause{100};
 
 shm::Failed failed(const Error& error) {
     return {error_code_name(error.code), reply_text(error.message)};
@@ -36,15 +41,21 @@ void Scheduler::stop() {
     }
     // What is left when there was no engine thread, or when it ended before it saw the last orders.
     const std::lock_guard lock(mutex_);
-    reap();
+    try {
+        reap();
+    } catch (const std::bad_alloc&) {
+        jobs_.clear();  // their clients see the end of the connection
+    }
 }
 
 void Scheduler::submit(JobKey key, shm::Generate request, Charge charge) {
     {
+        // Listed when complete: whatever throws before leaves no trace.
+        Jobs made;
+        Job& job = made.emplace_back();
         const std::lock_guard lock(mutex_);
         const auto waiting = static_cast<size_t>(std::count_if(
             jobs_.begin(), jobs_.end(), [](const Job& other) { return !other.started; }));
-        Job& job = jobs_.emplace_back();
         job.key = key;
         job.charge = std::move(charge);
         job.kind = request.task;
@@ -54,22 +65,31 @@ void Scheduler::submit(JobKey key, shm::Generate request, Charge charge) {
         }
         job.model = host_.find(request.model);
         job.request = std::move(request);
-        ++stats_.submitted;
         std::optional<Error> refusal;
         if (draining_) {
             refusal = make_error(ErrorCode::kShutdown, "the daemon is shutting down");
         } else if (!job.model) {
             refusal = make_error(ErrorCode::kNotFound,
                                  "there is no model \"{}\"; `xpctl models` lists those served",
-                                 job.request.model);
+                                 printable_text(job.request.model, kMaxModelNameBytes));
         } else if (waiting >= options_.queue_limit) {
             ++stats_.busy;
             refusal = make_error(ErrorCode::kBusy, "{} requests are waiting, which is the limit "
                                  "([limits] queue): try again later", waiting);
         }
+        std::optional<shm::Reply> end_reply;
         if (refusal) {
-            end(std::prev(jobs_.end()), failed(*refusal));
-            return;
+            end_reply = failed(*refusal);
+        }
+        jobs_.splice(jobs_.end(), made);
+        ++stats_.submitted;
+        if (refusal) {
+            try {
+                end(std::prev(jobs_.end()), *end_reply);
+                return;
+            } catch (const std::bad_alloc&) {
+                jobs_.back().out_of_memory = true;
+            }
         }
         wake_ = true;
     }
@@ -137,7 +157,7 @@ SchedulerStats Scheduler::stats() const {
             continue;
         }
         ++stats.running;
-        stats.parked += lags(job);
+        stats.parked += job.parked_since.has_value();
         for (size_t i = 0; i < models.size(); ++i) {
             stats.sequences[i] += models[i].get() == job.model;
         }
@@ -153,7 +173,7 @@ std::vector<JobInfo> Scheduler::jobs() const {
         JobInfo& info = jobs.emplace_back();
         info.key = job.key;
         info.task = job.kind;
-        info.model = job.model->name;
+        info.model = job.model ? job.model->name : std::string();
         info.age = std::chrono::duration_cast<std::chrono::milliseconds>(options_.now() -
                                                                          job.submitted);
         info.prompt_tokens = job.timings.prompt_tokens;
@@ -161,7 +181,7 @@ std::vector<JobInfo> Scheduler::jobs() const {
         info.generated_tokens = job.timings.generated_tokens;
         if (!job.started) {
             info.state = shm::RequestState::kQueued;
-        } else if (lags(job)) {
+        } else if (job.parked_since) {
             info.state = shm::RequestState::kParked;
         } else if (job.timings.generated_tokens == 0) {
             info.state = shm::RequestState::kPrefill;
@@ -176,7 +196,8 @@ bool Scheduler::made_progress() {
     const std::lock_guard lock(mutex_);
     const uint64_t steps = steps_.load(std::memory_order_relaxed);
     const bool moved = std::exchange(steps_seen_, steps) != steps;
-    return moved || pick() == jobs_.end();
+    bool blocked = false;
+    return moved || pick(&blocked) == jobs_.end();
 }
 
 bool Scheduler::run_once() {
@@ -184,12 +205,16 @@ bool Scheduler::run_once() {
     {
         const std::lock_guard lock(mutex_);
         reap();
-        job = pick();
+        park_and_resume();
+        bool blocked = false;
+        job = pick(&blocked);
+        if (job == jobs_.end() && blocked && give_way()) {
+            job = pick(&blocked);
+        }
         if (job == jobs_.end()) {
             return false;
         }
         if (!job->started) {
-            limit_parked();
             job->started = true;
             job->timings.queued_us = static_cast<uint64_t>(
                 std::chrono::duration_cast<std::chrono::microseconds>(options_.now() -
@@ -203,6 +228,22 @@ bool Scheduler::run_once() {
 }
 
 void Scheduler::run() {
+    for (;;) {
+        try {
+            return run_until_stopped();
+        } catch (const std::bad_alloc&) {
+            // Nothing was lost (end()); others may give memory back meanwhile.
+        }
+        std::unique_lock lock(mutex_);
+        if (stopping_) {
+            jobs_.clear();  // their clients see the end of the connection
+            return;
+        }
+        changed_.wait_for(lock, kMemoryPause, [this] { return stopping_; });
+    }
+}
+
+void Scheduler::run_until_stopped() {
     for (;;) {
         if (run_once()) {
             continue;
@@ -228,46 +269,75 @@ void Scheduler::reap() {
         if (!job->cancelled && job->deadline && *job->deadline <= now) {
             job->cancelled = "deadline";
         }
-        if (job->cancelled) {
+        if (job->out_of_memory) {
+            end(job, failed(make_error(ErrorCode::kNoMemory,
+                                       "there is not enough memory for this request; try again "
+                                       "when others have ended, or make it smaller")));
+        } else if (job->cancelled) {
             end(job, shm::Cancelled{*job->cancelled, job->timings});
         }
         job = next;
     }
 }
 
-Scheduler::Jobs::iterator Scheduler::pick() {
-    std::vector<uint64_t> lagging;
-    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-        if (!job->started) {
-            if (std::ranges::find(lagging, job->key.client) == lagging.end()) {
-                return job;
-            }
-        } else if (!lags(*job)) {
-            return job;
-        } else {
-            lagging.push_back(job->key.client);
+void Scheduler::park_and_resume() {
+    const auto now = options_.now();
+    for (Job& job : jobs_) {
+        const uint64_t waiting = job.backlog->bytes.load(std::memory_order_relaxed);
+        if (waiting <= resume_level()) {
+            job.parked_since.reset();
+        } else if (waiting > options_.backlog_limit && !job.parked_since) {
+            job.parked_since = now;
         }
+    }
+}
+
+Scheduler::Jobs::iterator Scheduler::pick(bool* blocked) {
+    const auto started = static_cast<size_t>(
+        std::count_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.started; }));
+    *blocked = false;
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+        if (job->started ? job->parked_since.has_value() : behind_parked(job)) {
+            continue;
+        }
+        if (job->started || started <= options_.parked_limit) {
+            return job;
+        }
+        *blocked = true;
     }
     return jobs_.end();
 }
 
-// Before another job starts: of those parked, the oldest give way.
-void Scheduler::limit_parked() {
-    auto parked = std::count_if(jobs_.begin(), jobs_.end(),
-                                [this](const Job& job) { return job.started && lags(job); });
-    for (auto job = jobs_.begin(); parked > static_cast<ptrdiff_t>(options_.parked_limit);) {
-        const auto next = std::next(job);
-        if (job->started && lags(*job)) {
-            end(job, shm::Cancelled{"client_stalled", job->timings});
-            --parked;
+// Whether an earlier job of its client is parked.
+bool Scheduler::behind_parked(Jobs::iterator job) {
+    return std::any_of(jobs_.begin(), job, [&](const Job& other) {
+        return other.parked_since && other.key.client == job->key.client;
+    });
+}
+
+// True when a job was cancelled whose client has not read for too long.
+bool Scheduler::give_way() {
+    auto oldest = jobs_.end();
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+        if (job->parked_since &&
+            (oldest == jobs_.end() || *job->parked_since < *oldest->parked_since)) {
+            oldest = job;
         }
-        job = next;
     }
+    if (oldest == jobs_.end() ||
+        options_.now() - *oldest->parked_since < options_.parked_patience) {
+        return false;
+    }
+    end(oldest, shm::Cancelled{"client_stalled", oldest->timings});
+    return true;
 }
 
 // The only way out of jobs_, and the only place where a terminal reply of a job is made.
 void Scheduler::end(Jobs::iterator job, const shm::Reply& reply) {
     XP_ASSERT(shm::is_terminal(reply));
+    // First: a client that has seen the end may ask for the next at once.
+    job->charge.release();
+    outbox_.post(job->key, reply, job->backlog);
     if (const auto* done = std::get_if<shm::Done>(&reply)) {
         ++(done->reason == shm::FinishReason::kStop ? stats_.stopped : stats_.length);
     } else if (std::holds_alternative<shm::Cancelled>(reply)) {
@@ -275,46 +345,54 @@ void Scheduler::end(Jobs::iterator job, const shm::Reply& reply) {
     } else {
         ++stats_.failed;
     }
-    // First: a client that has seen the end may ask for the next at once.
-    job->charge.release();
-    outbox_.post(job->key, reply, job->backlog);
     jobs_.erase(job);
 }
 
-bool Scheduler::lags(const Job& job) const {
-    return job.backlog->bytes.load(std::memory_order_relaxed) > options_.backlog_limit;
-}
-
-std::optional<SchedulerOptions::Clock::time_point> Scheduler::next_deadline() const {
+// When the engine thread has to look again although nobody wakes it.
+std::optional<SchedulerOptions::Clock::time_point> Scheduler::next_deadline() {
+    bool blocked = false;
+    pick(&blocked);
     std::optional<SchedulerOptions::Clock::time_point> next;
+    const auto consider = [&](SchedulerOptions::Clock::time_point time) {
+        next = next ? std::min(*next, time) : time;
+    };
     for (const Job& job : jobs_) {
-        if (job.deadline && (!next || *job.deadline < *next)) {
-            next = job.deadline;
+        if (job.deadline) {
+            consider(*job.deadline);
+        }
+        if (blocked && job.parked_since) {
+            consider(*job.parked_since + options_.parked_patience);
         }
     }
     return next;
 }
 
 void Scheduler::advance(Jobs::iterator job) {
-    Result<std::optional<shm::FinishReason>> reason = std::optional<shm::FinishReason>();
     try {
-        reason = work_on(*job);
+        const auto reason = work_on(*job);
+        const std::lock_guard lock(mutex_);
+        account(job);
+        if (!reason) {
+            end(job, failed(reason.error()));
+        } else if (*reason) {
+            end(job, shm::Done{**reason, job->timings});
+        }
     } catch (const std::bad_alloc&) {
-        // What the request made is its own, and goes with it.
-        reason = make_error(ErrorCode::kNoMemory, "there is not enough memory for this request; "
-                            "try again when others have ended, or make it smaller");
+        // What the request made is its own, and goes with it; then reap() can tell its client.
+        const std::lock_guard lock(mutex_);
+        account(job);
+        job->task.reset();
+        job->request = {};
+        job->out_of_memory = true;
     }
-    const std::lock_guard lock(mutex_);
+}
+
+void Scheduler::account(Jobs::iterator job) {
     if (job->task) {
         const uint64_t queued_us = job->timings.queued_us;
         job->timings = job->task->timings();
         job->timings.queued_us = queued_us;
         job->prompt_done = job->task->prompt_done();
-    }
-    if (!reason) {
-        end(job, failed(reason.error()));
-    } else if (*reason) {
-        end(job, shm::Done{**reason, job->timings});
     }
 }
 

@@ -7,8 +7,14 @@
 //
 // Between two steps of a model (wave boundaries, at the latest every token) the engine thread looks
 // for cancellations, deadlines and clients that lag behind. A job whose client does not take its
-// replies is parked: it keeps its sequence, and jobs of other clients run in the meantime; those of
-// the same client wait. Parked jobs are few, so that who does not read stops nobody else.
+// replies is parked until it has taken half of what waits for it: it keeps its sequence, and jobs of
+// other clients run in the meantime; those of the same client wait. The engine is faster than any
+// reader, so being parked is no fault. Only a few jobs have sequences at a time; when all of them
+// are parked and another is to start, it waits, but not longer than parked_patience for a client
+// that takes nothing: who does not read stops nobody else for good.
+//
+// Too little memory fails the job that wanted it. An end that cannot be told for want of memory is
+// told when there is some again.
 // `priority` of a request is carried and not used yet.
 //
 // Threads: start() makes the engine thread, which calls run_once() for ever; without start() a
@@ -43,9 +49,13 @@ struct SchedulerOptions {
     // Waiting jobs. A full queue is minutes of work for most models; who comes later is told to try
     // again instead of waiting without knowing.
     size_t queue_limit = 64;
-    // Jobs that keep a sequence in memory although their clients do not read. When another job is
-    // to start, those beyond are cancelled ("client_stalled"), the oldest first.
+    // Jobs that keep a sequence in memory while another one runs. What is to start beyond them
+    // waits.
     size_t parked_limit = 4;
+    // When a job waits for that reason and nothing else can run, the one that has been parked the
+    // longest is cancelled ("client_stalled") once it was parked for this long without a break. Who
+    // reads at all takes 32 KiB in less time, on a busy machine too.
+    std::chrono::milliseconds parked_patience{5'000};
     // Replies of one request that may wait for room in its client's ring: 64 KiB of text is more
     // than a person reads in a quarter of an hour, on top of the ring itself.
     uint64_t backlog_limit = uint64_t{64} << 10;
@@ -99,7 +109,7 @@ public:
     size_t cancel(JobKey key, const std::string& why);
     size_t cancel_client(uint64_t client, const std::string& why);
     void cancel_all(const std::string& why);
-    // A backlog fell below the limit again.
+    // A backlog fell to resume_level().
     void wake();
 
     // New requests fail from now on; accepted ones go on.
@@ -107,7 +117,8 @@ public:
     // No job is left.
     bool empty() const;
 
-    uint64_t backlog_limit() const { return options_.backlog_limit; }
+    // A parked job goes on when no more than this waits for its client.
+    uint64_t resume_level() const { return options_.backlog_limit / 2; }
     SchedulerStats stats() const;
     // All that have not ended, in order of arrival.
     std::vector<JobInfo> jobs() const;
@@ -130,6 +141,9 @@ private:
         std::optional<std::string> cancelled;  // why
         std::shared_ptr<Backlog> backlog = std::make_shared<Backlog>();
         bool started = false;
+        // Since when it is parked.
+        std::optional<SchedulerOptions::Clock::time_point> parked_since;
+        bool out_of_memory = false;  // and to be ended for that
         // Of its task, after its last step.
         shm::Timings timings;
         uint64_t prompt_done = 0;
@@ -141,17 +155,22 @@ private:
     using Jobs = std::list<Job>;
 
     void run();
+    void run_until_stopped();
     // With the lock:
     void reap();
-    Jobs::iterator pick();
-    void limit_parked();
+    void park_and_resume();
+    // The job to step or start next, and whether one waits for another to give way.
+    Jobs::iterator pick(bool* blocked);
+    bool give_way();
+    // All or nothing when there is no memory for it.
     void end(Jobs::iterator job, const shm::Reply& reply);
     template <class Condition>
     size_t cancel_if(const std::string& why, Condition condition);
-    bool lags(const Job& job) const;
-    std::optional<SchedulerOptions::Clock::time_point> next_deadline() const;
+    bool behind_parked(Jobs::iterator job);
+    std::optional<SchedulerOptions::Clock::time_point> next_deadline();
     // Without it; the engine thread only:
     void advance(Jobs::iterator job);
+    void account(Jobs::iterator job);
     Result<std::optional<shm::FinishReason>> work_on(Job& job);
 
     const ModelHost& host_;

@@ -309,7 +309,29 @@ TEST_F(SchedulerTest, AClientThatLagsIsParkedWhileOthersRun) {
     EXPECT_EQ(end_of<shm::Done>(3).timings.generated_tokens, 100u);
 }
 
-TEST_F(SchedulerTest, ParkedJobsBeyondTheLimitGiveWayToOneThatWantsToStart) {
+// The engine outruns every ring, so that readers who take what is there are parked all the time.
+TEST_F(SchedulerTest, ReadersThatTakeWhatIsThereAllEndWithTheirAnswers) {
+    SchedulerOptions options;
+    options.backlog_limit = 500;
+    options.parked_limit = 2;
+    make({}, options);
+    for (uint64_t client = 1; client <= 8; ++client) {
+        scheduler_->submit({client, client}, request_for(100));
+    }
+    uint64_t most_running = 0;
+    for (int n = 0; n < 10'000 && !scheduler_->empty(); ++n) {
+        pump();
+        most_running = std::max(most_running, scheduler_->stats().running);
+        now_ += options.parked_patience - std::chrono::milliseconds(1);
+        settle();
+    }
+    EXPECT_TRUE(scheduler_->empty());
+    EXPECT_EQ(most_running, 3u);
+    EXPECT_EQ(scheduler_->stats().length, 8u);
+    EXPECT_EQ(scheduler_->stats().cancelled, 0u);
+}
+
+TEST_F(SchedulerTest, AParkedJobGivesWayWhenItsClientTakesNothingForLongAndAnotherWaits) {
     SchedulerOptions options;
     options.backlog_limit = 500;
     options.parked_limit = 1;
@@ -317,15 +339,41 @@ TEST_F(SchedulerTest, ParkedJobsBeyondTheLimitGiveWayToOneThatWantsToStart) {
     for (const uint64_t client : {1, 2}) {
         scheduler_->submit({client, client}, request_for(100));
         pump();
+        now_ += std::chrono::milliseconds(1000);
     }
+    scheduler_->submit({3, 3}, request_for(1));
+    now_ += std::chrono::milliseconds(2999);
+    pump();
     EXPECT_TRUE(ended_.empty());
     EXPECT_EQ(scheduler_->stats().parked, 2u);
-    scheduler_->submit({3, 3}, request_for(1));
+    EXPECT_EQ(scheduler_->stats().queued, 1u);
+    EXPECT_TRUE(scheduler_->made_progress());
+    now_ += std::chrono::milliseconds(1);
     pump();
     EXPECT_THAT(ended_, ElementsAre(1, 3));
     EXPECT_EQ(end_of<shm::Cancelled>(1).why, "client_stalled");
     EXPECT_EQ(end_of<shm::Done>(3).timings.generated_tokens, 1u);
+    // Nobody wants the place of the other.
+    now_ += std::chrono::hours(1);
+    pump();
     EXPECT_EQ(scheduler_->stats().parked, 1u);
+}
+
+TEST_F(SchedulerTest, AParkedJobGoesOnWhenHalfOfTheLimitWasTaken) {
+    SchedulerOptions options;
+    options.backlog_limit = 2000;
+    make({}, options);
+    scheduler_->submit({1, 1}, request_for(100));
+    pump();
+    const auto backlog = kept_.front().backlog;
+    ASSERT_GT(backlog->bytes.load(), 2000u);
+    while (backlog->bytes.load() > scheduler_->resume_level()) {
+        EXPECT_FALSE(scheduler_->run_once());
+        ASSERT_FALSE(kept_.empty());
+        backlog->bytes.fetch_sub(kept_.front().bytes.size());
+        kept_.erase(kept_.begin());
+    }
+    EXPECT_TRUE(scheduler_->run_once());
 }
 
 TEST_F(SchedulerTest, ProgressIsSeenWhenStepsHappenOrNothingIsToDo) {
