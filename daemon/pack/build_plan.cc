@@ -99,8 +99,8 @@ Result<PackLayer> describe_layer(uint32_t number,
         layer.n_experts = static_cast<uint32_t>(n_experts);
         RoleLayout& role = layer.roles[r];
         role.type = tensor->type;
-        role.layout = layout_supported(tensor->type, mxfp4_layout) ? mxfp4_layout
-                                                                   : StorageLayout::kGgml;
+        role.layout = pack_layout_supported(tensor->type, mxfp4_layout) ? mxfp4_layout
+                                                                        : StorageLayout::kGgml;
         role.rows = tensor->ne[1];
         role.cols = tensor->ne[0];
     }

@@ -41,7 +41,7 @@ Result<void> lay_out_role(const PackLayer& layer, size_t index, RoleLayout& role
                           "{}: {} columns are not whole {} blocks of {}", what, role.cols,
                           traits.name, traits.block_elements);
     }
-    if (!layout_supported(role.type, role.layout)) {
+    if (!pack_layout_supported(role.type, role.layout)) {
         return make_error(ErrorCode::kInvalidArgument, "{}: {} cannot be stored in layout \"{}\"",
                           what, traits.name, layout_name(role.layout));
     }

@@ -16,6 +16,10 @@ const char* role_name(ExpertRole role) {
     return "unknown";
 }
 
+bool pack_layout_supported(GgmlType type, StorageLayout layout) {
+    return layout == StorageLayout::kGgml || type == GgmlType::kMXFP4;
+}
+
 SegmentSums segment_sums(const PackLayer& layer, std::span<const std::byte> object) {
     XP_ASSERT(object.size() == layer.stride);
     SegmentSums sums;

@@ -39,6 +39,9 @@ enum class ExpertRole : uint8_t { kGate = 0, kUp = 1, kDown = 2 };
 inline constexpr size_t kExpertRoles = 3;
 const char* role_name(ExpertRole role);
 
+// Which layouts a pack of this version may hold: kSplit for MXFP4 only, fewer than memory may.
+bool pack_layout_supported(GgmlType type, StorageLayout layout);
+
 // One matrix inside an expert object: rows outputs × cols inputs.
 struct RoleLayout {
     GgmlType type = GgmlType::kF32;

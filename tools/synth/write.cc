@@ -20,6 +20,7 @@
 #include "daemon/pack/destination.h"
 #include "daemon/pack/file_digest.h"
 #include "daemon/pack/format.h"
+#include "daemon/pack/pack.h"
 #include "daemon/pack/pack_files.h"
 #include "daemon/pack/write_behind.h"
 #include "tools/synth/generator.h"
@@ -138,7 +139,8 @@ Result<Manifest> plan_manifest(const SynthModel& model, StorageLayout layout) {
             manifest.layers.back().n_experts = static_cast<uint32_t>(tensor.ne[2]);
             RoleLayout& role = manifest.layers.back().roles[r];
             role.type = tensor.type;
-            role.layout = layout_supported(tensor.type, layout) ? layout : StorageLayout::kGgml;
+            role.layout =
+                pack_layout_supported(tensor.type, layout) ? layout : StorageLayout::kGgml;
             role.rows = tensor.ne[1];
             role.cols = tensor.ne[0];
             break;
