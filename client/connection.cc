@@ -44,9 +44,12 @@ xp_status status_of(shm::ConnectStatus status) {
     case shm::ConnectStatus::kProtocol: return XP_PROTOCOL;
     case shm::ConnectStatus::kSystem: return XP_SYSTEM;
     case shm::ConnectStatus::kBadPath: return XP_INVALID;
+    case shm::ConnectStatus::kNoMemory: return XP_NO_MEMORY;
     }
     return XP_SYSTEM;
 }
+
+xp_status status_of_errno(int why) { return why == ENOMEM ? XP_NO_MEMORY : XP_SYSTEM; }
 
 shm::Fd make_poll_set(int socket, int bell) {
     shm::Fd set(::epoll_create1(EPOLL_CLOEXEC));
@@ -95,9 +98,11 @@ xp_status Connection::connect(std::string_view path, int timeout_ms) {
     }
     poll_set_ = make_poll_set(channel_.socket.get(), channel_.resp_bell.get());
     if (!poll_set_) {
+        const int why = errno;
         channel_ = {};
-        return fail(XP_SYSTEM, std::string("cannot watch the connection: ") +
-                                   std::strerror(errno));
+        return fail(status_of_errno(why), std::string("cannot watch the connection: ") +
+                                              std::strerror(why) +
+                                              (why == EMFILE ? " (ulimit -n)" : ""));
     }
 
     writer_.emplace(channel_.own(), channel_.peer());
@@ -278,7 +283,7 @@ xp_status Connection::send(uint64_t id, const shm::Request& request,
     if (bytes > writer_->max_record_bytes() - sizeof(shm::RecordHeader)) {
         std::string error;
         enclosure = shm::enclose(body, &error);
-        if (!enclosure) return fail(XP_SYSTEM, std::move(error));
+        if (!enclosure) return fail(status_of_errno(errno), std::move(error));
         body = shm::encode_request(shm::Enclosed{bytes});
     }
     for (;;) {

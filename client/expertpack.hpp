@@ -62,7 +62,7 @@ public:
 
     // The first setter that failed, or XP_OK; error() is its text.
     xp_status status() const { return status_; }
-    const char* error() const { return handle_ ? xp_generate_error(handle_.get()) : "no memory"; }
+    const char* error() const { return handle_ ? xp_generate_error(handle_.get()) : "out of memory"; }
     const xp_generate* get() const { return handle_.get(); }
 
 private:
@@ -120,7 +120,7 @@ public:
         return xp_cancel_request(handle_.get(), client_id, request_id, timeout_ms);
     }
 
-    const char* error() const { return handle_ ? xp_client_error(handle_.get()) : "no memory"; }
+    const char* error() const { return handle_ ? xp_client_error(handle_.get()) : "out of memory"; }
     // A stable code of the same failure.
     const char* error_code() const {
         return handle_ ? xp_error_code(handle_.get()) : xp_status_name(XP_NO_MEMORY);

@@ -18,7 +18,8 @@ xp_status set(xp_generate* request, Function function) noexcept {
     try {
         return function();
     } catch (const std::exception&) {
-        // bad_alloc, or length_error for a size that no memory holds.
+        // bad_alloc, or length_error for a size that no memory holds. So short a text needs none.
+        request->error.assign("out of memory");
         return XP_NO_MEMORY;
     }
 }

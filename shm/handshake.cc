@@ -63,9 +63,18 @@ ReceiveStatus receive(int socket, std::span<std::byte> buffer, Datagram* datagra
     datagram->fds.clear();
     take_fds(&message, &datagram->fds);
     if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        const bool full = datagram->fds.size() == kMaxReceivedFds;
         datagram->fds.clear();
-        *error = (message.msg_flags & MSG_TRUNC) ? "a datagram is longer than any message"
-                                                 : "descriptors of a datagram were cut";
+        if (message.msg_flags & MSG_TRUNC) {
+            *error = "a datagram is longer than any message";
+        } else if (full) {
+            *error = "descriptors of a datagram were cut";
+        } else {
+            // The kernel cuts them where the buffer ends, or where no more files may be open.
+            datagram->too_many_open = true;
+            errno = EMFILE;
+            *error = errno_text("cannot take the descriptors of a datagram");
+        }
         return ReceiveStatus::kBad;
     }
     // An empty datagram looks the same as a hang-up, and nobody honest sends one.
@@ -101,8 +110,9 @@ bool send(int socket, const void* data, size_t bytes, std::span<const int> fds) 
 
 std::string errno_text(std::string_view what) {
     char buffer[128];
+    const char* limit = errno == EMFILE ? " (ulimit -n)" : "";
     // The GNU form returns the text, which need not be in the buffer.
-    return std::string(what) + ": " + ::strerror_r(errno, buffer, sizeof buffer);
+    return std::string(what) + ": " + ::strerror_r(errno, buffer, sizeof buffer) + limit;
 }
 
 std::string printable(std::span<const char> field) {

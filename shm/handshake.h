@@ -198,6 +198,7 @@ enum class ConnectStatus : uint8_t {
     kProtocol,     // what came was no valid Welcome
     kSystem,
     kBadPath,      // empty, or too long for a socket address
+    kNoMemory,     // of this process, or of the system for a socket
 };
 
 // The client's end. The peer's segment is mapped read-only; mappings are MADV_DONTFORK.

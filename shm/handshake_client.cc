@@ -16,6 +16,10 @@
 namespace xp::shm {
 namespace {
 
+ConnectStatus system_status(int why) {
+    return why == ENOMEM || why == ENOBUFS ? ConnectStatus::kNoMemory : ConnectStatus::kSystem;
+}
+
 ConnectStatus connect_error(std::string_view path, std::string* error) {
     const int why = errno;
     std::string what = detail::errno_text("cannot connect to " + std::string(path));
@@ -24,6 +28,9 @@ ConnectStatus connect_error(std::string_view path, std::string* error) {
     case ENOTDIR:
     case ECONNREFUSED:
         *error = what + " (is expertpackd running?)";
+        return ConnectStatus::kUnavailable;
+    case ELOOP:
+        *error = std::move(what);
         return ConnectStatus::kUnavailable;
     case EACCES:
     case EPERM:
@@ -37,7 +44,7 @@ ConnectStatus connect_error(std::string_view path, std::string* error) {
         return ConnectStatus::kTimeout;
     default:
         *error = std::move(what);
-        return ConnectStatus::kSystem;
+        return system_status(why);
     }
 }
 
@@ -56,8 +63,9 @@ ConnectStatus connect_socket(std::string_view path, const Deadline& deadline, Fd
 
     socket->reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!*socket) {
+        const int why = errno;
         *error = detail::errno_text("cannot create a socket");
-        return ConnectStatus::kSystem;
+        return system_status(why);
     }
     int result;
     do {
@@ -84,7 +92,9 @@ ConnectStatus receive_welcome(int socket, const Deadline& deadline, Welcome* wel
     for (;;) {
         const ReceiveStatus status = detail::receive(socket, buffer, &datagram, error);
         if (status == ReceiveStatus::kOk) break;
-        if (status == ReceiveStatus::kBad) return ConnectStatus::kProtocol;
+        if (status == ReceiveStatus::kBad) {
+            return datagram.too_many_open ? ConnectStatus::kSystem : ConnectStatus::kProtocol;
+        }
         if (status == ReceiveStatus::kClosed) {
             *error = "the daemon closed the connection without an answer";
             return ConnectStatus::kUnavailable;
@@ -142,25 +152,26 @@ ConnectStatus check_welcome(const Welcome& welcome, size_t n_fds, std::string* e
 
 // Maps a segment after making sure that it has, and keeps, the size that it claims: a file that
 // could shrink would kill this process by SIGBUS.
-bool map_segment(int fd, uint32_t magic, uint64_t data_bytes, int protection, Mapping* mapping,
-                 std::string* error) {
+ConnectStatus map_segment(int fd, uint32_t magic, uint64_t data_bytes, int protection,
+                          Mapping* mapping, std::string* error) {
     const uint64_t total = kDataOffset + data_bytes;
     struct stat info{};
     if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
         static_cast<uint64_t>(info.st_size) != total) {
         *error = "the daemon's shared memory does not have the size that it announced";
-        return false;
+        return ConnectStatus::kProtocol;
     }
     constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
     const int seals = ::fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & kNeeded) != kNeeded) {
         *error = "the daemon's shared memory is not sealed";
-        return false;
+        return ConnectStatus::kProtocol;
     }
     void* base = ::mmap(nullptr, total, protection, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
+        const int why = errno;
         *error = detail::errno_text("cannot map the daemon's shared memory");
-        return false;
+        return system_status(why);
     }
     *mapping = Mapping(base, total);
     // A child of fork could not share the connection sensibly: it shall not even see it.
@@ -171,9 +182,9 @@ bool map_segment(int fd, uint32_t magic, uint64_t data_bytes, int protection, Ma
     if (header.magic != magic || header.abi_major != kAbiMajor || header.total_bytes != total ||
         header.data_offset != kDataOffset || header.data_bytes != data_bytes) {
         *error = "the header of the daemon's shared memory is not the one announced";
-        return false;
+        return ConnectStatus::kProtocol;
     }
-    return true;
+    return ConnectStatus::kOk;
 }
 
 }  // namespace
@@ -199,12 +210,12 @@ ConnectStatus connect_channel(std::string_view path, const Hello& hello, int tim
         return status;
     }
 
-    if (!map_segment(fds[0].get(), kRequestMagic, fresh.welcome.req_ring_bytes,
-                     PROT_READ | PROT_WRITE, &fresh.req, error) ||
-        !map_segment(fds[1].get(), kResponseMagic, fresh.welcome.resp_ring_bytes, PROT_READ,
-                     &fresh.resp, error)) {
-        return ConnectStatus::kProtocol;
-    }
+    status = map_segment(fds[0].get(), kRequestMagic, fresh.welcome.req_ring_bytes,
+                         PROT_READ | PROT_WRITE, &fresh.req, error);
+    if (status != ConnectStatus::kOk) return status;
+    status = map_segment(fds[1].get(), kResponseMagic, fresh.welcome.resp_ring_bytes, PROT_READ,
+                         &fresh.resp, error);
+    if (status != ConnectStatus::kOk) return status;
     fresh.req_bell = std::move(fds[2]);
     fresh.resp_bell = std::move(fds[3]);
     *channel = std::move(fresh);

@@ -16,6 +16,7 @@ namespace xp::shm::detail {
 struct Datagram {
     size_t bytes = 0;
     std::vector<Fd> fds;
+    bool too_many_open = false;  // with kBad: this process has no room for the descriptors
 };
 
 // Receives one datagram into `buffer` without blocking, with every descriptor that came along
@@ -29,7 +30,7 @@ bool send(int socket, const void* data, size_t bytes, std::span<const int> fds);
 // Close-on-exec and sealable; not executable where the kernel knows how.
 Fd create_memfd(const char* name);
 
-// "WHAT: strerror(errno)".
+// "WHAT: strerror(errno)", which names the limit where that is one on open files.
 std::string errno_text(std::string_view what);
 
 // A peer's text up to its NUL or the end of the field, with everything but printable ASCII

@@ -4,7 +4,6 @@
 // it has an answer, be it one that Ctrl-C cut short; a message that failed does not, and /retry
 // sends it again.
 #include <cerrno>
-#include <cstring>
 
 #include <unistd.h>
 
@@ -77,7 +76,7 @@ int Chat::talk(LineSource& lines) {
         if (status == InputStatus::kFailed) {
             return report({"io", fmt::format("cannot read standard input: {}",
                                              errno == EMSGSIZE ? "too long a message"
-                                                               : std::strerror(errno)),
+                                                               : errno_text(errno)),
                            kExitFailed});
         }
         if (status == InputStatus::kInterrupted) {
@@ -117,7 +116,7 @@ int Chat::send(const std::string& text, bool again) {
     state_.conversation.add_to(&request, text);
     Failure failure;
     if (request.status() != XP_OK) {
-        return fail(text, {xp_status_name(request.status()), request.error(), kExitUsage});
+        return fail(text, failure_of(request));
     }
     if (!apply_settings(state_.settings, choose_seed(state_.settings), &request, &failure) ||
         !connect_again(&failure)) {
@@ -139,7 +138,7 @@ int Chat::send(const std::string& text, bool again) {
         quit_ = true;
         if (printer.write_errno() == 0) return kExitFailed;
         return report({"io", fmt::format("cannot write to standard output: {}",
-                                         std::strerror(printer.write_errno())), kExitFailed});
+                                         errno_text(printer.write_errno())), kExitFailed});
     }
     const bool stopped = interrupted();
     if (stopped) forget_interrupt();

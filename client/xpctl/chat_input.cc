@@ -140,6 +140,7 @@ public:
 
     InputStatus read(const char* prompt, std::string* line) override {
         prompt_ = prompt;
+        take_signals();
         g_resized = 0;
         g_continued = 0;
         ::el_resize(editor_);
@@ -163,6 +164,14 @@ public:
     }
 
 private:
+    // What came while no key was waited for, as during an answer: el_gets() begins with the
+    // terminal as it is now, and has nothing to repair.
+    void take_signals() const {
+        sigset_t held;
+        ::sigprocmask(SIG_SETMASK, &mask_, &held);
+        ::sigprocmask(SIG_SETMASK, &held, nullptr);
+    }
+
     // libedit converts by the locale, and models speak UTF-8 whatever that is.
     static void use_utf8() {
         std::setlocale(LC_CTYPE, "");
@@ -243,8 +252,10 @@ private:
             }
             value = value << 6 | (byte & 0x3fu);
         }
-        const bool valid = (more > 0 || lead < 0x80) && value <= 0x10ffff &&
-                           (value < 0xd800 || value > 0xdfff);
+        // Of longer encodings than needed and of C1 control characters libedit would make keys.
+        constexpr uint32_t kLowest[] = {0, 0xa0, 0x800, 0x10000};  // by bytes behind the first
+        const bool valid = (more > 0 || lead < 0x80) && value >= kLowest[more] &&
+                           value <= 0x10ffff && (value < 0xd800 || value > 0xdfff);
         *character = static_cast<wchar_t>(valid ? value : 0xfffd);
         return 1;
     }

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include <sys/stat.h>
@@ -108,7 +107,7 @@ int connect(expertpack::Client& client, const Options& options) {
 int connect_for_requests(expertpack::Client& client, const Options& options) {
     const int connected = connect(client, options);
     if (connected != kExitOk || install_interrupt()) return connected;
-    return report({"system", fmt::format("cannot watch for Ctrl-C: {}", std::strerror(errno)),
+    return report({"system", fmt::format("cannot watch for Ctrl-C: {}", errno_text(errno)),
                    kExitFailed});
 }
 

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -45,14 +44,16 @@ std::optional<std::string> text_member(const Json& object, const char* key) {
     return member->get<std::string>();
 }
 
-std::string errno_text(const char* what, const std::string& path) {
-    return fmt::format("cannot {} {}: {}", what, echoed(path), std::strerror(errno));
+std::string cannot(const char* what, const std::string& path) {
+    return fmt::format("cannot {} {}: {}", what, echoed(path), errno_text(errno));
 }
 
-// "~/" at the beginning of a path, which no shell has seen.
+// "~" and "~/" at the beginning of a path, which no shell has seen. Without a home there is no such
+// directory, which opening a file there then says.
 std::string expand_home(const std::string& path) {
+    if (path == "~") return expand_home("~/");
     const char* home = std::getenv("HOME");
-    return path.starts_with("~/") && home ? home + path.substr(1) : path;
+    return path.starts_with("~/") && home && *home ? home + path.substr(1) : path;
 }
 
 // What `path` names in the end: a rename to a link would put a file in the link's place. Also where
@@ -119,7 +120,7 @@ std::optional<Conversation> parse_conversation(std::string_view json, std::strin
 std::string load_conversation(const std::string& file, Conversation* conversation) {
     const std::string path = expand_home(file);
     const shm::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!fd) return errno_text("open", path);
+    if (!fd) return cannot("open", path);
     struct stat status {};
     if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
         return fmt::format("cannot load {}: it is no regular file", echoed(path));
@@ -143,17 +144,20 @@ std::string save_conversation(const Conversation& conversation, const std::strin
             return fmt::format("{} exists and is no saved chat: choose another name",
                                echoed(path));
         }
+    } else if (errno != ENOENT) {
+        return cannot("write", path);  // links in a circle, too long a name, no access
     }
     // Written beside it and renamed, so that a full disk costs no older chat.
     const std::string target = end_of_links(path);
-    std::string temporary = target + ".XXXXXX";
+    // Not a longer name than the file's, which may be as long as the file system allows.
+    std::string temporary = std::filesystem::path(target).replace_filename(".xpctl-XXXXXX");
     const shm::Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
-    if (!fd) return errno_text("write", path);
+    if (!fd) return cannot("write", path);
     const bool written =
         write_all(fd.get(), json_line(conversation_object(conversation))) == WriteStatus::kOk &&
         ::fsync(fd.get()) == 0 && ::rename(temporary.c_str(), target.c_str()) == 0;
     if (written) return {};
-    const std::string error = errno_text("write", path);
+    const std::string error = cannot("write", path);
     ::unlink(temporary.c_str());
     return error;
 }

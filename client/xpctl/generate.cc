@@ -1,6 +1,5 @@
 // xpctl generate: sends one request and shows its events until the terminal one.
 #include <cerrno>
-#include <cstring>
 
 #include <unistd.h>
 
@@ -57,7 +56,7 @@ int Generation::finish(const RequestEnd& end, bool reader_gone) {
     printer_.end_lines();
     if (printer_.write_errno() != 0) {
         message(fmt::format("cannot write to standard output: {}",
-                            std::strerror(printer_.write_errno())));
+                            errno_text(printer_.write_errno())));
     }
     if (!answer_.finished()) {
         report(end.failure);

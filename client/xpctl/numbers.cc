@@ -1,6 +1,9 @@
 #include "client/xpctl/numbers.h"
 
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <string>
 #include <type_traits>
 
 #include <fmt/format.h>
@@ -12,18 +15,44 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+// All of `text`. Fractions are read as doubles, so that the range is checked before anything is
+// rounded; what is too small for one becomes 0.
+template <class Number>
+bool convert(std::string_view text, Number* number) {
+    const char* begin = text.data();
+    if constexpr (std::is_floating_point_v<Number>) {
+        if (*begin == '.') ++begin;
+    }
+    if (begin == text.data() + text.size() || !is_digit(*begin)) return false;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *number);
+    if (end != text.data() + text.size()) return false;
+    if constexpr (std::is_floating_point_v<Number>) {
+        // from_chars() does not say at which end of its range a number lies.
+        if (code == std::errc::result_out_of_range) {
+            *number = std::strtod(std::string(text).c_str(), nullptr);
+            return std::isfinite(*number);
+        }
+    }
+    return code == std::errc();
+}
+
 }  // namespace
 
 template <class Number>
 bool read_number(std::string_view text, const NumberRange<Number>& range, Number* value) {
-    if (text.empty() || !is_digit(text.front())) return false;
+    if (text.empty()) return false;
     if (text.size() > 1 && text[0] == '0' && is_digit(text[1])) return false;
-    Number number = 0;
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (code != std::errc() || end != text.data() + text.size()) return false;
+    std::conditional_t<std::is_floating_point_v<Number>, double, Number> number = 0;
+    if (!convert(text, &number)) return false;
     if (number < range.lowest || number > range.highest) return false;
     if (range.without_lowest && !(number > range.lowest)) return false;
-    *value = number;
+    *value = static_cast<Number>(number);
+    if constexpr (std::is_floating_point_v<Number>) {
+        // Not rounded out of the range either.
+        if (range.without_lowest && !(*value > range.lowest)) {
+            *value = std::nextafter(range.lowest, range.highest);
+        }
+    }
     return true;
 }
 

@@ -1,6 +1,6 @@
 // Numbers on the command line and in /set of a chat: one way of reading them, and what each may be.
 //
-// A number is written in decimal digits, those of NumberRange<float> also with a fraction and an
+// A number is written in decimal digits; where fractions are allowed also as ".5" and with an
 // exponent. Signs, blanks, leading zeros (octal to some), other bases, "inf" and "nan" are errors,
 // and so is what the range or the type does not hold: nothing is rounded into it. The ranges are
 // the client library's, repeated here so that an error can name them.

@@ -38,9 +38,9 @@ UsageError usage_error(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 // CLI11 checks no empty value of an option that may go without one.
-std::string check_watch(const CLI::Option* watch, const Options& options) {
+std::string check_watch(const CLI::Option* watch, bool empty, const Options& options) {
     double seconds = 0;
-    return watch->count() == 0 || options.watch ? std::string()
+    return watch->count() == 0 || (options.watch && !empty) ? std::string()
                                                 : "--watch: " + take_number("", kWatchRange,
                                                                             &seconds);
 }
@@ -82,6 +82,7 @@ private:
     std::map<Command, TextOptions> texts_;
     std::vector<std::string> targets_;
     CLI::Option* watch_ = nullptr;
+    bool watch_is_empty_ = false;
     bool no_logits_ = false;
 };
 
@@ -193,13 +194,17 @@ std::string Parser::finish(Command command) {
             if (options.count && options.json) return "--json has the count: leave out --count";
             return detail::finish_text_prompt(texts_[command], &parsed_);
         case Command::kPerplexity: return check_perplexity(options.perplexity);
-        case Command::kStats: return check_watch(watch_, options);
+        case Command::kStats: return check_watch(watch_, watch_is_empty_, options);
         case Command::kCancel: return finish_targets(targets_, &options);
         default: return {};
     }
 }
 
 std::variant<Options, HelpText, UsageError> Parser::parse(int argc, const char* const* argv) {
+    // To CLI11 the same as --watch, which stands for the default; an unset variable leaves it so.
+    for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+        if (std::string_view(argv[i]) == "--watch=") watch_is_empty_ = true;
+    }
     try {
         app_.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {

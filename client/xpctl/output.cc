@@ -93,7 +93,7 @@ int print_result(std::string_view text) {
         case WriteStatus::kBroken: return kExitFailed;
         case WriteStatus::kFailed: break;
     }
-    report_error("io", fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+    report_error("io", fmt::format("cannot write to standard output: {}", errno_text(errno)));
     return kExitFailed;
 }
 
@@ -148,6 +148,10 @@ std::string one_line(std::string_view text) {
         }
     }
     return out;
+}
+
+std::string errno_text(int error) {
+    return std::string(std::strerror(error)) + (error == EMFILE ? " (ulimit -n)" : "");
 }
 
 std::string echoed(std::string_view text) {

@@ -50,6 +50,9 @@ std::string terminal_text(std::string_view text);
 // The same for a field of a line: control characters, newline and tab too, become '?'.
 std::string one_line(std::string_view text);
 
+// What strerror() says; of too many open files also which limit that is.
+std::string errno_text(int error);
+
 // Something that the user gave, as an error repeats it: control characters and bytes that are no
 // UTF-8 as \n, \x1b, ..., and of a long text its beginning and end, with ... between them.
 std::string echoed(std::string_view text);

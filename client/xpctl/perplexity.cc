@@ -1,7 +1,6 @@
 // xpctl perplexity: how well a model predicts a text, scored in sliding windows.
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -50,7 +49,7 @@ std::optional<std::string> read_text(const std::string& path, Failure* error) {
     const std::string name = standard ? "standard input" : echoed(path);
     shm::Fd file(standard ? -1 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!standard && !file) {
-        *error = {"io", fmt::format("cannot open {}: {}", name, std::strerror(errno)), kExitFailed};
+        *error = {"io", fmt::format("cannot open {}: {}", name, errno_text(errno)), kExitFailed};
         return std::nullopt;
     }
     std::optional<std::string> text =
@@ -98,7 +97,7 @@ int Measurement::run(const std::string& text) {
     request.text(text);
     if (!options_.request.model.empty()) request.model(options_.request.model.c_str());
     if (request.status() != XP_OK) {
-        return report({xp_status_name(request.status()), request.error(), kExitUsage});
+        return report(failure_of(request));
     }
     status_.show("counting tokens");
     const int tokenized = ask_for_tokens(client_, request, &tokens_);

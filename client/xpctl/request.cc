@@ -1,7 +1,6 @@
 #include "client/xpctl/request.h"
 
 #include <cerrno>
-#include <cstring>
 #include <random>
 
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "client/xpctl/exit_codes.h"
+#include "client/xpctl/output.h"
 
 namespace xp::ctl {
 namespace {
@@ -42,9 +42,10 @@ public:
     }
     bool any(Failure* error) const {
         if (!option_) return false;
-        *error = {xp_status_name(request_.status()),
-                  fmt::format("{}: {}", option_, request_.error()),
-                  request_.status() == XP_INVALID ? kExitUsage : kExitFailed};
+        *error = failure_of(request_);
+        if (request_.status() == XP_INVALID) {
+            error->message = fmt::format("{}: {}", option_, error->message);
+        }
         return true;
     }
 
@@ -63,7 +64,7 @@ std::optional<std::string> read_input(int fd, const std::string& name, Failure* 
         if (n == 0) return text;
         if (n < 0) {
             if (errno == EINTR) continue;
-            *error = {"io", fmt::format("cannot read {}: {}", name, std::strerror(errno)),
+            *error = {"io", fmt::format("cannot read {}: {}", name, errno_text(errno)),
                       kExitFailed};
             return std::nullopt;
         }
@@ -120,6 +121,11 @@ std::optional<expertpack::Generate> make_request(const RequestOptions& options,
     refusal.note(options.ids ? "--ids" : "the prompt");
     if (refusal.any(error) || !apply_settings(options, seed, &request, error)) return std::nullopt;
     return request;
+}
+
+Failure failure_of(const expertpack::Generate& request) {
+    return {xp_status_name(request.status()), request.error(),
+            request.status() == XP_INVALID ? kExitUsage : kExitFailed};
 }
 
 bool apply_settings(const RequestOptions& options, std::optional<uint64_t> seed,

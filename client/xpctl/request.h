@@ -31,6 +31,9 @@ std::optional<expertpack::Generate> make_request(const RequestOptions& options,
                                                  const std::string& prompt,
                                                  std::optional<uint64_t> seed, Failure* error);
 
+// Why the library does not take the request.
+Failure failure_of(const expertpack::Generate& request);
+
 // Everything but the prompt, for requests whose prompt is no single text.
 bool apply_settings(const RequestOptions& options, std::optional<uint64_t> seed,
                     expertpack::Generate* request, Failure* error);

@@ -208,6 +208,43 @@ TEST_F(ChatTest, a_byte_that_is_no_character_costs_only_itself) {
                 ElementsAre("user:a\ufffdb\ufffdc\ufffd\u00e9\ufffd!"));
 }
 
+TEST_F(ChatTest, no_encoding_of_a_control_character_is_a_key) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    Program program({"chat"}, terminal(daemon));
+    ASSERT_TRUE(program.wait_for_output("> "));
+    say(program, "\xe0\x80\x84" "a\xe0\x80\x8d" "b\xe0\x80\x88" "c\xf0\x80\x80\x80"
+                 "d\xf0\x8f\xbf\xbf" "e\xc2\x88!", "re: ");
+    EXPECT_EQ(end_of(program), 0);
+    EXPECT_THAT(companion.messages(0),
+                ElementsAre("user:\ufffda\ufffdb\ufffdc\ufffdd\ufffde\ufffd!"));
+}
+
+TEST_F(ChatTest, a_stop_during_an_answer_shows_the_prompt_once) {
+    Gate asked, answer;
+    Companion companion([&](const std::string& message) {
+        asked.open();
+        answer.wait();
+        return echo(message);
+    });
+    FakeDaemon daemon(std::ref(companion));
+    Program program({"chat"}, terminal(daemon));
+    ASSERT_TRUE(program.wait_for_output("> "));
+    program.type_to_editor("one\n");
+    asked.wait();
+    program.signal(SIGSTOP);
+    ASSERT_TRUE(program.wait_until_stopped());
+    program.signal(SIGCONT);
+    answer.open();
+    ASSERT_TRUE(program.wait_for_new_output("re: one\n"));
+    program.type_to_editor("/quit\n");
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0);
+    const size_t prompt = outcome.out.find("> ", outcome.out.rfind("re: one\n"));
+    ASSERT_NE(prompt, std::string::npos);
+    EXPECT_EQ(outcome.out.find("> ", prompt + 1), std::string::npos) << outcome.out;
+}
+
 // As ^Z and fg do: the shell takes the terminal back into its own mode in between.
 TEST_F(ChatTest, lines_can_be_edited_after_the_chat_was_stopped_and_continued) {
     Companion companion(echo);
@@ -427,6 +464,29 @@ TEST_F(ChatTest, saving_to_a_link_writes_the_file_it_leads_to) {
         const std::string saved{std::istreambuf_iterator<char>(stream), {}};
         EXPECT_THAT(saved, HasSubstr(text));
     }
+}
+
+TEST_F(ChatTest, saving_where_no_file_can_be_is_refused_and_changes_nothing) {
+    Companion companion(echo);
+    FakeDaemon daemon(std::ref(companion));
+    const std::string circle = folder_ + "/circle";
+    std::filesystem::create_symlink("circle", circle);
+    for (const std::string& name :
+         {std::string("~"), std::string("~/"), circle, folder_ + "/" + std::string(256, 'n')}) {
+        const Outcome outcome = run_xpctl(
+            {"chat"}, {.socket = daemon.path(), .input = "one\n/save " + name + "\n",
+                       .environment = {{"HOME", folder_}}});
+        EXPECT_EQ(outcome.status, 1) << name;
+    }
+    EXPECT_FALSE(std::filesystem::exists("~"));
+    EXPECT_TRUE(std::filesystem::is_symlink(circle));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+    // As long a name as file systems take.
+    const std::string longest = folder_ + "/" + std::string(255, 'n');
+    const Outcome outcome = run_xpctl(
+        {"chat"}, {.socket = daemon.path(), .input = "one\n/save " + longest + "\n"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(std::filesystem::exists(longest));
 }
 
 TEST_F(ChatTest, without_a_daemon_there_is_no_chat) {

@@ -210,7 +210,8 @@ TEST(NumbersTest, are_what_is_written_or_an_error) {
               "\"1\" is not a whole number from 2 to 4294967295");
     float real = 7;
     for (const char* bad : {"", "+1", "-1", "-0", "nan", "inf", "1e99", "01", "0x1p3", "1,5",
-                            "100.1", " 1", "1 "}) {
+                            "100.1", " 1", "1 ", "100.000000001", "1e999", ".", ".e1",
+                            "-.5", "1e", "5e"}) {
         EXPECT_EQ(take_number(bad, kTemperatureRange, &real),
                   "\"" + std::string(bad) + "\" is not a number from 0 to 100");
         EXPECT_EQ(real, 7);
@@ -219,8 +220,19 @@ TEST(NumbersTest, are_what_is_written_or_an_error) {
     EXPECT_EQ(real, 0.1f);
     EXPECT_EQ(take_number("5e-1", kMinPRange, &real), "");
     EXPECT_EQ(real, 0.5f);
-    EXPECT_EQ(take_number("0.0", kTopPRange, &real),
-              "\"0.0\" is not a number above 0, at most 1");
+    EXPECT_EQ(take_number(".25", kTemperatureRange, &real), "");
+    EXPECT_EQ(real, 0.25f);
+    for (const char* tiny : {"1e-50", "1e-5000"}) {  // too small for a float, and for a double
+        EXPECT_EQ(take_number(tiny, kTemperatureRange, &real), "");
+        EXPECT_EQ(real, 0.0f);
+    }
+    for (const char* bad : {"0.0", "1.00000001"}) {
+        EXPECT_EQ(take_number(bad, kTopPRange, &real),
+                  "\"" + std::string(bad) + "\" is not a number above 0, at most 1");
+    }
+    EXPECT_EQ(take_number("1e-50", kTopPRange, &real), "");
+    EXPECT_GT(real, 0.0f);
+    EXPECT_NE(take_number(".5", kCountRange, &whole), "");
 }
 
 }  // namespace

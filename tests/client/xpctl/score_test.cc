@@ -1,4 +1,5 @@
 // The arithmetic behind score and perplexity, and the commands themselves with scripted scores.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -6,6 +7,8 @@
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
+
+#include <sys/wait.h>
 
 #include "client/xpctl/likelihood.h"
 #include "tests/client/xpctl/program.h"
@@ -326,6 +329,67 @@ TEST(PerplexityTest, files_that_are_no_text_or_not_there_are_named) {
     EXPECT_THAT(missing.err, HasSubstr("/nowhere/file: No such file"));
     EXPECT_THAT(run_xpctl({"perplexity", "/"}, {.socket = "/nowhere"}).err,
                 HasSubstr("cannot read /"));
+}
+
+// In a shell, under its limits; the text comes from `input`.
+Outcome run_limited(const std::string& limit, const std::string& socket,
+                    const std::string& arguments, const std::string& input) {
+    const std::string command = "( ulimit " + limit + "; exec " XPCTL_PROGRAM " --socket " +
+                                socket + " " + arguments + " ) 2>&1 < " + input;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (!pipe) return {};
+    std::string out(4096, '\0');
+    out.resize(std::fread(out.data(), 1, out.size(), pipe));
+    const int status = ::pclose(pipe);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 256, out, ""};
+}
+
+// Address space from what does not load the program to what is enough.
+TEST(PerplexityTest, without_memory_every_command_says_so) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "sanitizers reserve terabytes of addresses";
+#endif
+    Scorer scorer{.text = {4, 8}};
+    FakeDaemon daemon(std::ref(scorer));
+    const std::string input = ::testing::TempDir() + "xpctl_text";
+    std::ofstream(input) << std::string(size_t{6} << 20, 'a');
+    for (const char* command : {"perplexity -", "perplexity --json -", "tokenize -",
+                                "score --json -", "chat"}) {
+        const bool json = std::string_view(command).find("--json") != std::string_view::npos;
+        int refused = 0;
+        for (size_t kib = 12'000; kib < 120'000; kib += 4'000) {
+            const Outcome outcome =
+                run_limited("-v " + std::to_string(kib), daemon.path(), command, input);
+            if (outcome.status == 127) continue;  // not loaded
+            SCOPED_TRACE(std::string(command) + " " + std::to_string(kib) + ": " + outcome.out);
+            const bool memory = outcome.out.find("memory") != std::string::npos;
+            refused += memory;
+            if (!memory) break;  // enough
+            EXPECT_EQ(outcome.status, 1);
+            EXPECT_THAT(outcome.out, HasSubstr(json ? "\"code\":\"no_memory\"" : "xpctl: "));
+            EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 1);
+        }
+        EXPECT_GT(refused, 0) << command;
+    }
+    std::remove(input.c_str());
+}
+
+TEST(PerplexityTest, too_many_open_files_name_the_limit) {
+    Scorer scorer{.text = {4, 8}};
+    FakeDaemon daemon(std::ref(scorer));
+    const std::string input = ::testing::TempDir() + "xpctl_text";
+    std::ofstream(input) << "text";
+    int refused = 0;
+    for (int files = 4; files < 32; ++files) {
+        const Outcome outcome = run_limited("-n " + std::to_string(files), daemon.path(),
+                                            "perplexity " + input, input);
+        if (outcome.status == 0 || outcome.status == 127) continue;  // enough, or not loaded
+        EXPECT_EQ(outcome.status, 1);
+        EXPECT_THAT(outcome.out, HasSubstr("Too many open files (ulimit -n)")) << files;
+        ++refused;
+    }
+    EXPECT_GT(refused, 0);
+    std::remove(input.c_str());
 }
 
 TEST(PerplexityTest, a_window_larger_than_the_context_is_wrong_usage) {

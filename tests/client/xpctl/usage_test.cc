@@ -45,6 +45,7 @@ TEST(UsageTest, a_wrong_command_line_is_one_message_and_status_2) {
         {{"generate", "--temperature", "100.5", "x"}, "a number from 0 to 100"},
         {{"chat", "--seed", "1\x1b[m"}, "--seed: \"1\\x1b[m\""},
         {{"stats", "--watch", ""}, "--watch: \"\" is not a number from 0.1 to 86400"},
+        {{"stats", "--watch="}, "--watch: \"\" is not a number from 0.1 to 86400"},
         {{"stats", "--watch", "01"}, "--watch: \"01\""},
         {{"perplexity", "x", "--window", "010"}, "--window: \"010\""},
         {{"tokenize", "--ids", "010"}, "item 1 (\"010\")"},
@@ -187,6 +188,16 @@ TEST(UsageTest, without_a_daemon_the_message_names_the_socket_and_what_to_do) {
     const Outcome generate = run_xpctl({"generate", "x"}, {.socket = "/nowhere/daemon.sock"});
     EXPECT_EQ(generate.status, 69);
     EXPECT_EQ(generate.out, "");
+}
+
+TEST(UsageTest, a_socket_behind_a_circle_of_links_is_not_available) {
+    const std::string link = ::testing::TempDir() + "xpctl_circle";
+    std::remove(link.c_str());
+    ASSERT_EQ(::symlink(link.c_str(), link.c_str()), 0);
+    const Outcome outcome = run_xpctl({"ping"}, {.socket = link});
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_THAT(outcome.err, HasSubstr(link + ": Too many levels of symbolic links"));
+    std::remove(link.c_str());
 }
 
 TEST(UsageTest, the_socket_comes_from_the_environment_unless_an_option_names_it) {
