@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 #include <xxhash.h>
 
+#include <new>
 #include <utility>
 
 #include "daemon/base/assert.h"
@@ -12,11 +13,14 @@ namespace xp {
 struct Sha256::Context {
     EVP_MD_CTX* evp = EVP_MD_CTX_new();
     ~Context() { EVP_MD_CTX_free(evp); }
+    // SHA-256 is in every build of the library; what it may lack is memory.
+    void begin() {
+        if (!evp || EVP_DigestInit_ex(evp, EVP_sha256(), nullptr) != 1) throw std::bad_alloc();
+    }
 };
 
 Sha256::Sha256() : context_(std::make_unique<Context>()) {
-    XP_ASSERT(context_->evp != nullptr);
-    XP_ASSERT(EVP_DigestInit_ex(context_->evp, EVP_sha256(), nullptr) == 1);
+    context_->begin();
 }
 Sha256::~Sha256() = default;
 Sha256::Sha256(Sha256&&) noexcept = default;
@@ -29,7 +33,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
 Sha256Digest Sha256::finish() {
     Sha256Digest digest;
     XP_ASSERT(EVP_DigestFinal_ex(context_->evp, digest.data(), nullptr) == 1);
-    XP_ASSERT(EVP_DigestInit_ex(context_->evp, EVP_sha256(), nullptr) == 1);
+    context_->begin();
     return digest;
 }
 

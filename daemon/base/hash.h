@@ -15,6 +15,7 @@ namespace xp {
 
 using Sha256Digest = std::array<uint8_t, 32>;
 
+// Throws std::bad_alloc as containers do.
 class Sha256 {
 public:
     Sha256();

@@ -1,5 +1,7 @@
 #include "daemon/base/thread_pool.h"
 
+#include <utility>
+
 #include "daemon/base/assert.h"
 
 namespace xp {
@@ -58,13 +60,22 @@ void ThreadPool::run(uint64_t n_tasks, const std::function<void(uint64_t)>& task
     for (int i = 0; i < kSpins && n_busy_.load(std::memory_order_acquire) != 0; ++i) pause_cpu();
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return n_busy_.load(std::memory_order_acquire) == 0; });
+    if (std::exception_ptr failure = std::exchange(failure_, nullptr)) {
+        std::rethrow_exception(std::move(failure));
+    }
 }
 
 void ThreadPool::drain(const std::function<void(uint64_t)>& task) {
-    for (;;) {
-        const uint64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-        if (i >= n_tasks_) return;
-        task(i);
+    try {
+        for (;;) {
+            const uint64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+            if (i >= n_tasks_) return;
+            task(i);
+        }
+    } catch (...) {
+        next_.store(n_tasks_, std::memory_order_relaxed);  // the others end early
+        std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = std::current_exception();
     }
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -24,7 +25,8 @@ public:
     unsigned n_threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
     // Calls task(i) for every i in [0, n_tasks) and returns when all are done. Not reentrant, and
-    // for one calling thread at a time.
+    // for one calling thread at a time. What a task throws (no memory) is thrown here when all
+    // threads are done; which tasks were run is not said then.
     void run(uint64_t n_tasks, const std::function<void(uint64_t)>& task);
 
 private:
@@ -41,6 +43,7 @@ private:
     std::atomic<uint64_t> next_{0};
     std::atomic<uint64_t> generation_{0};
     std::atomic<unsigned> n_busy_{0};
+    std::exception_ptr failure_;  // the first of this loop, under mutex_
     bool stop_ = false;
 };
 

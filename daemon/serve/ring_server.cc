@@ -33,6 +33,13 @@ constexpr int kEventsPerWait = 64;
 // on, too few for a client to fill a disk by connecting again and again.
 constexpr uint64_t kComplaintsPerLook = 100;
 
+bool add_to(int epoll, int fd, uint32_t events, uint64_t tag) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = tag;
+    return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
 shm::BootId random_boot_id() {
     shm::BootId id{};
     // 16 bytes come whole and without blocking once the kernel's pool is up, which is before any
@@ -106,10 +113,7 @@ void RingServer::stop() {
 }
 
 Result<void> RingServer::watch(int fd, uint32_t events, uint64_t tag) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = tag;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    if (!add_to(epoll_.get(), fd, events, tag)) {
         return errno_error(errno, "epoll_ctl");
     }
     return {};
@@ -132,32 +136,60 @@ void RingServer::run() {
 }
 
 void RingServer::handle(uint64_t tag, uint32_t events) {
-    switch (tag) {
-        case kListenerTag: return accept_clients();
-        case kOutboxTag: return deliver_outbox();
-        case kControlTag: return handle_control();
-        case kTimerTag: return housekeeping();
-        default: break;
+    if ((tag & 3) == kServer) {
+        return handle_own(tag);
     }
     // Gone, when an event before this one closed it.
     const auto found = connections_.find(tag >> 2);
     if (found == connections_.end()) {
         return;
     }
-    try {
+    guarded(tag >> 2, [&] {
         if ((tag & 3) == kBell) {
             serve(found->second);
         } else {
             handle_socket(found->second, events);
         }
+    });
+}
+
+void RingServer::handle_own(uint64_t tag) {
+    try {
+        switch (tag) {
+            case kListenerTag: return accept_clients();
+            case kOutboxTag: return deliver_outbox();
+            case kControlTag: return handle_control();
+            default: return housekeeping();
+        }
+    } catch (const std::bad_alloc&) {
+        // Of these only accepting does not end by itself: clients wait until the next look.
+        accept_failed_ = true;
+        update_listening();
+    }
+}
+
+template <class Act>
+void RingServer::guarded(uint64_t id, Act act) {
+    try {
+        act();
     } catch (const std::bad_alloc&) {
         // Others may still have what this client asked for too much of.
-        if (const auto left = connections_.find(tag >> 2); left != connections_.end()) {
-            complain(fmt::format("closing {}: no memory for what it asks",
-                                 left->second.describe()));
-            close(left->second);
-        }
+        close_for_memory(id);
     }
+}
+
+void RingServer::close_for_memory(uint64_t id) {
+    const auto left = connections_.find(id);
+    if (left == connections_.end()) {
+        return;
+    }
+    try {
+        complain(
+            fmt::format("closing {}: no memory for what it asks", left->second.describe()));
+    } catch (const std::bad_alloc&) {
+        ++complaints_;
+    }
+    close(left->second);
 }
 
 void RingServer::handle_control() {
@@ -215,7 +247,7 @@ void RingServer::update_listening() {
         return;
     }
     if (on) {
-        listening_ = watch(listener_.fd(), EPOLLIN, kListenerTag).ok();
+        listening_ = add_to(epoll_.get(), listener_.fd(), EPOLLIN, kListenerTag);
     } else {
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
         listening_ = false;
@@ -342,7 +374,7 @@ void RingServer::deliver_outbox() {
     for (Outgoing& outgoing : outbox_.take()) {
         const auto found = connections_.find(outgoing.key.client);
         if (found != connections_.end()) {
-            deliver(found->second, std::move(outgoing));
+            guarded(outgoing.key.client, [&] { deliver(found->second, std::move(outgoing)); });
         }
     }
 }
@@ -367,52 +399,55 @@ void RingServer::settle(std::deque<Outgoing> delivered) {
 void RingServer::housekeeping() {
     shm::drain_bell(timer_.get());
     accounts_.tick();
-    const auto now = options_.now();
     for (auto next = connections_.begin(); next != connections_.end();) {
         Connection& connection = next->second;
         ++next;  // what follows may close this one
-        if (!connection.open()) {
-            if (now - connection.accepted() >= options_.hello_deadline) {
-                refuse(connection, shm::WelcomeStatus::kBadHello, "no Hello in time");
-            }
-            continue;
-        }
-        if (const auto since = connection.stalled_since();
-            since && now - *since >= options_.stall_limit) {
-            ++stats_.stalled;
-            complain(fmt::format("closing {}: it has not taken its replies for {} ms",
-                                 connection.describe(), options_.stall_limit.count()));
-            scheduler_.cancel_client(connection.id(), "client_stalled");
-            close(connection);
-            continue;
-        }
-        if (std::exchange(connection.held_back, false)) {
-            serve(connection);
-            continue;
-        }
-        // Between a client's write and its bell there is a moment, but not from one look to the
-        // next: data without a bell at two looks means that a bell was lost.
-        if (connection.bell_pending() || connection.prepare_sleep()) {
-            connection.bell_suspected = false;
-        } else if (std::exchange(connection.bell_suspected, true)) {
-            ++stats_.doorbell_missed;
-            serve(connection);
-        }
+        guarded(connection.id(), [&] { look_at(connection); });
     }
-    account_for_complaints();
-    warn_if_unreachable();
     accept_failed_ = false;
     update_listening();
+    account_for_complaints();
+    warn_if_unreachable();
+}
+
+void RingServer::look_at(Connection& connection) {
+    const auto now = options_.now();
+    if (!connection.open()) {
+        if (now - connection.accepted() >= options_.hello_deadline) {
+            refuse(connection, shm::WelcomeStatus::kBadHello, "no Hello in time");
+        }
+        return;
+    }
+    if (const auto since = connection.stalled_since();
+        since && now - *since >= options_.stall_limit) {
+        ++stats_.stalled;
+        complain(fmt::format("closing {}: it has not taken its replies for {} ms",
+                             connection.describe(), options_.stall_limit.count()));
+        scheduler_.cancel_client(connection.id(), "client_stalled");
+        return close(connection);
+    }
+    if (std::exchange(connection.held_back, false)) {
+        return serve(connection);
+    }
+    // Between a client's write and its bell there is a moment, but not from one look to the next:
+    // data without a bell at two looks means that a bell was lost.
+    if (connection.bell_pending() || connection.prepare_sleep()) {
+        connection.bell_suspected = false;
+    } else if (std::exchange(connection.bell_suspected, true)) {
+        ++stats_.doorbell_missed;
+        serve(connection);
+    }
 }
 
 void RingServer::warn_if_unreachable() {
     if (draining_ || warned_unreachable_ || listener_.reachable()) {
         return;
     }
+    const std::string path = listener_.bound_path().string();
     warned_unreachable_ = true;
     spdlog::warn("the socket {} was removed or replaced by someone else: new clients cannot reach "
                  "this daemon any more; restart it (those connected are served until then)",
-                 listener_.bound_path().string());
+                 path);
 }
 
 void RingServer::complain(const std::string& line) {
@@ -440,7 +475,7 @@ void RingServer::close(Connection& connection) {
     const uint64_t id = connection.id();
     if (connection.open()) {
         n_clients_.fetch_sub(1, std::memory_order_relaxed);
-        spdlog::debug("{} is gone", connection.describe());
+        spdlog::debug("client {} is gone", id);
         scheduler_.cancel_client(id, "client");
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.bell(), nullptr);
     }

@@ -6,7 +6,8 @@
 // connection; one that hangs up has its requests cancelled; one that does not take its replies is
 // dropped after a while. A look at everything once a second enforces the deadlines, and finds bells
 // that got lost (which would be a bug, and is counted). It also warns, once, when the socket's file
-// was removed by someone else.
+// was removed by someone else. When there is no memory for what a client asks, that client is
+// closed and the others are served on.
 //
 // What users may have of all this is in their accounts (accounts.h). Beyond a limit a request is
 // answered with Failed "busy"; beyond the rate, a user's records stay in their rings until the next
@@ -94,6 +95,7 @@ private:
     Result<void> watch(int fd, uint32_t events, uint64_t tag);
     void run();
     void handle(uint64_t tag, uint32_t events);
+    void handle_own(uint64_t tag);
     void handle_control();
     void accept_clients();
     void update_listening();
@@ -115,12 +117,18 @@ private:
     void deliver_outbox();
     void settle(std::deque<Outgoing> delivered);
     void housekeeping();
+    void look_at(Connection& connection);
     void warn_if_unreachable();
+    // Runs what serves the client `id`, and closes it when there is no memory for that.
+    template <class Act>
+    void guarded(uint64_t id, Act act);
+    void close_for_memory(uint64_t id);
     // A line about a client, unless there have been too many of them lately.
     void complain(const std::string& line);
     // A line about those that were too many.
     void account_for_complaints();
     void violation(Connection& connection, const std::string& what);
+    // Needs no memory.
     void close(Connection& connection);
     RingServerStats stats() const;
 

@@ -1,9 +1,15 @@
 #include "daemon/serve/stats.h"
 
+#include <cstddef>
+#include <memory>
+
 #include <nlohmann/json.hpp>
 
 namespace xp {
 namespace {
+
+// More than the statistics of 64 models take, and less than what goes back to the kernel at once.
+constexpr size_t kRoomBytes = 96 << 10;
 
 using Json = nlohmann::ordered_json;
 
@@ -65,6 +71,9 @@ Json model_object(const ServedModel& served, uint64_t sequences) {
 std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
                          const RingServerStats& server, const RingServerOptions& limits,
                          std::chrono::milliseconds uptime) {
+    // Throws here where there is too little: the JSON values want memory in their destructors too,
+    // which must not throw. What is freed stays with this thread's heap.
+    std::make_unique<std::byte[]>(kRoomBytes).reset();
     Json stats;
     stats["version"] = XP_VERSION;
     stats["uptime_ms"] = uptime.count();

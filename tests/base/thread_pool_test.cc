@@ -1,5 +1,7 @@
 #include "daemon/base/thread_pool.h"
 
+#include <new>
+
 #include <gtest/gtest.h>
 
 namespace xp {
@@ -25,6 +27,20 @@ TEST(ThreadPool, SurvivesManyShortLoops) {
         pool.run(4, [&](uint64_t i) { sum.fetch_add(i); });
     }
     EXPECT_EQ(sum.load(), 3000u * 6);
+}
+
+TEST(ThreadPool, WhatATaskThrowsIsThrownToTheCallerWhenAllThreadsAreDone) {
+    for (const unsigned n_threads : {1u, 3u}) {
+        ThreadPool pool(n_threads);
+        for (uint64_t bad = 0; bad < 20; ++bad) {
+            EXPECT_THROW(pool.run(20, [&](uint64_t i) {
+                if (i == bad) throw std::bad_alloc();
+            }), std::bad_alloc);
+            std::atomic<uint64_t> n{0};
+            pool.run(20, [&](uint64_t) { n.fetch_add(1); });
+            EXPECT_EQ(n.load(), 20u);
+        }
+    }
 }
 
 }  // namespace
