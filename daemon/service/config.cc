@@ -12,7 +12,7 @@
 #include <toml++/toml.h>
 
 #include "daemon/base/size.h"
-#include "daemon/gguf/cursor.h"
+#include "daemon/text/printable.h"
 
 namespace xp {
 namespace {
@@ -23,6 +23,9 @@ constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
 // ends; the parser's limit of 256 levels counts brackets only. Both together are some 4,000 levels,
 // for which a stack of 8 MiB is enough. Keys end with their line.
 constexpr size_t kMaxDotsPerLine = 32;
+// What a message repeats of a name, key or value, and of a path.
+constexpr size_t kMaxShownBytes = 100;
+constexpr size_t kMaxShownPathBytes = 900;
 // More would only bury the first ones.
 constexpr size_t kMaxComplaints = 20;
 constexpr size_t kMaxSocketPathBytes = sizeof(sockaddr_un::sun_path) - 1;
@@ -66,6 +69,12 @@ std::string join(std::span<const std::string_view> words, std::string_view quote
     return text;
 }
 
+std::string shown(std::string_view name) { return printable_text(name, kMaxShownBytes); }
+
+std::string shown_path(const Path& path) {
+    return printable_text(path.native(), kMaxShownPathBytes);
+}
+
 // A value as a message tells it.
 std::string shown(const toml::node& node) {
     if (const auto* number = node.as_integer()) {
@@ -78,7 +87,7 @@ std::string shown(const toml::node& node) {
         return value->get() ? "true" : "false";
     }
     if (const auto* string = node.as_string()) {
-        return quote_name(string->get());
+        return fmt::format("'{}'", shown(string->get()));
     }
     return node.is_array() ? "a list" : node.is_table() ? "a table" : "a date or time";
 }
@@ -95,7 +104,7 @@ std::string_view line_of(std::string_view text, size_t number) {
 
 class Reader {
 public:
-    explicit Reader(const Path& path) : path_(path) {}
+    explicit Reader(const Path& path) : path_(path), shown_path_(shown_path(path)) {}
 
     Result<DaemonConfig> read(const toml::table& root);
 
@@ -110,7 +119,7 @@ private:
     template <class... Args>
     void complain(const toml::node& at, fmt::format_string<Args...> format, Args&&... args) {
         errors_.push_back({at.source().begin.line,
-                           fmt::format("{}:{}: {}", path_.string(), at.source().begin.line,
+                           fmt::format("{}:{}: {}", shown_path_, at.source().begin.line,
                                        fmt::format(format, std::forward<Args>(args)...))});
     }
     void complain_unknown(const toml::node& at, std::string_view kind, std::string_view name,
@@ -138,6 +147,7 @@ private:
     void read_model(const toml::table& table, DaemonConfig& config);
 
     const Path& path_;
+    const std::string shown_path_;
     std::vector<std::pair<toml::source_index, std::string>> errors_;
 };
 
@@ -167,7 +177,7 @@ Result<DaemonConfig> Reader::read(const toml::table& root) {
         error.message += (i == 0 ? "" : "\n") + errors_[i].second;
     }
     if (errors_.size() > kMaxComplaints) {
-        error.message += fmt::format("\n{}: {} more faults", path_.string(),
+        error.message += fmt::format("\n{}: {} more faults", shown_path_,
                                      errors_.size() - kMaxComplaints);
     }
     return error;
@@ -175,12 +185,15 @@ Result<DaemonConfig> Reader::read(const toml::table& root) {
 
 void Reader::complain_unknown(const toml::node& at, std::string_view kind, std::string_view name,
                               std::span<const std::string_view> known, std::string_view where) {
+    // The distance takes time by the product of both lengths, and no known word is so long.
+    const std::string_view begin = name.substr(0, kMaxShownBytes);
     const auto nearest = std::min_element(known.begin(), known.end(), [&](auto a, auto b) {
-        return edit_distance(name, a) < edit_distance(name, b);
+        return edit_distance(begin, a) < edit_distance(begin, b);
     });
     // Half of the word may differ; beyond that the hint would be a guess.
-    const bool hint = edit_distance(name, *nearest) * 2 <= std::max(name.size(), nearest->size());
-    complain(at, "unknown {} {}{}; {}", kind, name, where,
+    const bool hint = edit_distance(begin, *nearest) * 2 <=
+                      std::max(begin.size(), nearest->size());
+    complain(at, "unknown {} {}{}; {}", kind, shown(name), where,
              hint ? fmt::format("did you mean {}?", *nearest)
                   : fmt::format("known are {}", join(known, "")));
 }
@@ -209,7 +222,9 @@ void Reader::finish(const Section& section) {
 }
 
 const toml::node* Reader::find(Section& section, std::string_view key) {
-    section.known.push_back(key);
+    if (std::find(section.known.begin(), section.known.end(), key) == section.known.end()) {
+        section.known.push_back(key);
+    }
     return section.table ? section.table->get(key) : nullptr;
 }
 
@@ -313,7 +328,8 @@ void Reader::read_daemon(const toml::table& root, DaemonConfig& config) {
     const toml::node* socket = find(daemon, "socket");
     if (socket && config.socket.native().size() > kMaxSocketPathBytes) {
         complain(*socket, "[daemon] socket {} has {} bytes; the path of a Unix socket has at most "
-                 "{}", config.socket.native(), config.socket.native().size(), kMaxSocketPathBytes);
+                 "{}", shown_path(config.socket), config.socket.native().size(),
+                 kMaxSocketPathBytes);
     }
     path(daemon, "state_dir", &config.state_dir);
     finish(daemon);
@@ -410,7 +426,7 @@ void Reader::read_models(const toml::table& root, DaemonConfig& config) {
     const toml::node* node = root.get("model");
     if (!node) {
         errors_.push_back({0, fmt::format("{}: there is no [[model]] section; the daemon needs at "
-                                          "least one, with name and pack", path_.string())});
+                                          "least one, with name and pack", shown_path_)});
         return;
     }
     const toml::array* models = node->as_array();
@@ -435,23 +451,21 @@ void Reader::read_model(const toml::table& table, DaemonConfig& config) {
         complain(table, "[[model]] has no name");
     } else if (name) {
         source.name = *name;
-        const bool printable = std::none_of(name->begin(), name->end(), [](char c) {
-            return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-        });
-        if (name->size() > kMaxModelNameBytes || !printable) {
-            complain(*table.get("name"), "[[model]] name must be printable and of at most {} bytes",
-                     kMaxModelNameBytes);
+        if (name->size() > kMaxModelNameBytes || !is_printable_text(*name)) {
+            complain(*table.get("name"), "[[model]] name must be printable and of at most {} "
+                     "bytes, not '{}'", kMaxModelNameBytes, shown(*name));
         }
         for (const ModelSource& other : config.host.models) {
             if (other.name == source.name) {
-                complain(*table.get("name"), "[[model]] name \"{}\" is used twice", source.name);
+                complain(*table.get("name"), "[[model]] name \"{}\" is used twice",
+                         shown(source.name));
             }
         }
     }
     path(model, "pack", &source.pack);
     if (!table.contains("pack")) {
         complain(table, "[[model]] \"{}\" has no pack: the directory NAME.xpack that `xp-pack "
-                 "build` made", source.name);
+                 "build` made", shown(source.name));
     }
     if (const auto context = integer(model, "context", kMinContext, kMaxContext)) {
         source.context = static_cast<uint64_t>(*context);
@@ -461,26 +475,65 @@ void Reader::read_model(const toml::table& table, DaemonConfig& config) {
     config.host.models.push_back(std::move(source));
 }
 
+// Behind the string that begins at `at`. One that has no end ends with its line, or with the text:
+// the parser refuses it there.
+size_t end_of_string(std::string_view toml, size_t at) {
+    const char quote = toml[at];
+    const std::string triple(3, quote);
+    const bool multi_line = toml.substr(at, 3) == triple;
+    at += multi_line ? 3 : 1;
+    while (at < toml.size()) {
+        const char c = toml[at];
+        if (!multi_line && (c == '\n' || c == '\r')) {
+            return at;
+        }
+        if (quote == '"' && c == '\\') {
+            at += 2;
+        } else if (multi_line && toml.substr(at, 3) == triple) {
+            at += 3;
+            // Up to two quotes before the closing three belong to the string.
+            for (int i = 0; i < 2 && at < toml.size() && toml[at] == quote; ++i) {
+                ++at;
+            }
+            return at;
+        } else if (!multi_line && c == quote) {
+            return at + 1;
+        } else {
+            ++at;
+        }
+    }
+    return toml.size();
+}
+
+// Dots in strings and comments make no key deeper.
 Result<void> check_depth(std::string_view toml, const Path& path) {
     size_t line = 1, dots = 0;
-    bool comment = false, blank = true;
-    for (const char c : toml) {
+    for (size_t at = 0; at < toml.size();) {
+        const char c = toml[at];
+        if (c == '"' || c == '\'') {
+            const size_t end = end_of_string(toml, at);
+            line += static_cast<size_t>(
+                std::ranges::count(toml.substr(at, end - at), '\n'));
+            at = end;
+            continue;
+        }
+        if (c == '#') {
+            // Other control characters, which the parser may take for line ends, end it here too.
+            while (at < toml.size() && (toml[at] == '\t' ||
+                                        static_cast<unsigned char>(toml[at]) >= 0x20)) {
+                ++at;
+            }
+            continue;
+        }
         if (c == '\n') {
             ++line;
             dots = 0;
-            comment = false;
-            blank = true;
-            continue;
-        }
-        if (c != ' ' && c != '\t') {
-            comment = comment || (blank && c == '#');
-            blank = false;
-        }
-        if (c == '.' && !comment && ++dots > kMaxDotsPerLine) {
+        } else if (c == '.' && ++dots > kMaxDotsPerLine) {
             return make_error(ErrorCode::kInvalidArgument,
                               "{}:{}: more than {} dots in one line; no key is that deep",
-                              path.string(), line, kMaxDotsPerLine);
+                              shown_path(path), line, kMaxDotsPerLine);
         }
+        ++at;
     }
     return {};
 }
@@ -494,15 +547,18 @@ Result<DaemonConfig> parse_config(std::string_view toml, const Path& path) {
         return Reader(path).read(root);
     } catch (const toml::parse_error& error) {
         const auto line = error.source().begin.line;
-        return make_error(ErrorCode::kInvalidArgument, "{}:{}: {} (the line is {})", path.string(),
-                          line, error.description(), quote_name(line_of(toml, line)));
+        return make_error(ErrorCode::kInvalidArgument, "{}:{}: {} (the line is '{}')",
+                          shown_path(path), line, shown(error.description()),
+                          shown(line_of(toml, line)));
     }
 }
 
 Result<DaemonConfig> load_config(const Path& path) {
     auto text = read_text_file(path, kMaxConfigBytes);
     if (!text) {
-        return std::move(text).error().with_context("configuration file");
+        Error error = std::move(text).error().with_context("configuration file");
+        error.message = printable_text(error.message, kMaxShownPathBytes);
+        return error;
     }
     return parse_config(*text, path);
 }

@@ -3,6 +3,8 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <exception>
+#include <new>
 #include <cstdlib>
 #include <fcntl.h>
 #include <optional>
@@ -176,9 +178,10 @@ Result<void> Control::take_locks() {
     }
     if (!passed_socket_) {
         XP_CHECK(make_directory(config_.socket.parent_path(), "socket"));
-        XP_TRY(socket_lock_, naming_key(lock_socket_path(config_.socket), "socket"));
-        // What would make bind() fail, before minutes of loading.
+        // What would make bind() fail, before minutes of loading, and before a lock file is left
+        // beside what is no socket.
         XP_CHECK(check_socket_path(config_.socket));
+        XP_TRY(socket_lock_, naming_key(lock_socket_path(config_.socket), "socket"));
     }
     return {};
 }
@@ -193,12 +196,18 @@ Result<void> Control::load_models() {
     std::mutex mutex;
     std::string phase = "starting";
     std::optional<Result<std::unique_ptr<ModelHost>>> host;
-    std::thread loader([&] {
-        host = ModelHost::open(config_.host, [&](const std::string& what) {
-            spdlog::info("{}", what);
-            const std::lock_guard lock(mutex);
-            phase = what;
-        });
+    std::exception_ptr failure;
+    // Joins whatever happens here.
+    std::jthread loader([&] {
+        try {
+            host = ModelHost::open(config_.host, [&](const std::string& what) {
+                spdlog::info("{}", what);
+                const std::lock_guard lock(mutex);
+                phase = what;
+            });
+        } catch (...) {
+            failure = std::current_exception();
+        }
         const uint64_t one = 1;
         (void)!::write(loaded.get(), &one, sizeof one);
     });
@@ -225,6 +234,9 @@ Result<void> Control::load_models() {
         }
     }
     loader.join();
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
     XP_TRY(host_, *std::move(host));
     return {};
 }
@@ -241,8 +253,12 @@ void Control::serve() {
         if (signal == SIGHUP) {
             spdlog::info("SIGHUP: no key can be changed while running; restart to apply changes");
         }
-        beat();
-        notifier_.status(status_line(), Clock::now());
+        try {
+            beat();
+            notifier_.status(status_line(), Clock::now());
+        } catch (const std::bad_alloc&) {
+            // The next tick tells it.
+        }
     }
 }
 
@@ -265,7 +281,11 @@ void Control::shut_down() {
             spdlog::warn("second signal: ending at once");
             std::_Exit(kExitOk);
         }
-        beat();
+        try {
+            beat();
+        } catch (const std::bad_alloc&) {
+            // The next tick tells it.
+        }
     }
     scheduler_->stop();
     server_->stop();

@@ -13,8 +13,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/text/printable.h"
+
 namespace xp {
 namespace {
+
+// Paths have up to 4 KiB, and a line may name two; the journal splits lines above 48 KiB.
+constexpr size_t kMaxLineBytes = 10'000;
+constexpr size_t kMaxMessageBytes = 20'000;
 
 int syslog_priority(spdlog::level::level_enum level) {
     switch (level) {
@@ -44,12 +50,15 @@ protected:
                                milliseconds, std::string_view(level.data(), level.size()));
         }
         // The journal would take each line of a longer message as a message without priority.
-        for (const char c : std::string_view(message.payload.data(), message.payload.size())) {
-            if (c == '\n') {
-                line += "; ";
-            } else {
-                line += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+        std::string_view text(message.payload.data(), message.payload.size());
+        for (;;) {
+            const size_t end = text.find('\n');
+            line += printable_text(text.substr(0, end), kMaxLineBytes);
+            if (end == text.npos || line.size() > kMaxMessageBytes) {
+                break;
             }
+            line += "; ";
+            text.remove_prefix(end + 1);
         }
         line += '\n';
         // One write for a line, so that lines of other processes do not come between. A log that

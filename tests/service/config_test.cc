@@ -321,6 +321,69 @@ TEST(Config, KeysAndValuesWithoutEndAreRefused) {
     EXPECT_TRUE(parse(kModel + ("  # " + std::string(100, '.'))));
 }
 
+TEST(Config, DotsInStringsAndCommentsMakeNoKeyDeeper) {
+    const std::string dots(200, '.');
+    for (const std::string& text :
+         {kModel + ("# a " + dots), "[io] # " + dots + "\n" + kModel,
+          "[daemon]\nsocket = \"/a/b" + dots + "\\\"" + dots.substr(150) + "/../../s\"\n" + kModel,
+          "[daemon]\nstate_dir = '''/x/'" + dots + "'''\n" + kModel,
+          "[daemon]\nstate_dir = \"\"\"\n/x/" + dots + "\n" + dots + "\"\"\" # " + dots + "\n" +
+              kModel}) {
+        const auto config = parse(text);
+        EXPECT_TRUE(config.ok()) << config.error().message;
+    }
+}
+
+// Where strings end decides what is a key.
+TEST(Config, KeysTooDeepAreFoundBehindStrings) {
+    std::string key = "b";
+    for (int i = 0; i < 40; ++i) key += ".b";
+    for (const std::string& value :
+         {std::string("\"x\\\\\""), std::string("'\\'"), std::string("\"\""), std::string("''"),
+          std::string("\"\"\"x\"\"\"\""), std::string("\"\"\"x\"\"\"\"\""),
+          std::string("'''x'''''"),
+          std::string("\"\"\"\\\"\"\"\"")}) {
+        EXPECT_THAT(parse("t = { a = " + value + ", " + key + " = 1 }\n").error().message,
+                    HasSubstr("more than 32 dots"))
+            << value;
+    }
+    for (const char* end : {"\v", "\f", "\r"}) {
+        EXPECT_FALSE(parse("# x" + std::string(end) + key + " = 1\n" + kModel));
+        EXPECT_FALSE(parse("a = \"x" + std::string(end) + key + " = 1\n" + kModel));
+    }
+}
+
+TEST(Config, NamesInMessagesAreShortAndPrintable) {
+    const std::string noise = "\\u001b[31m\\u0007\\n\\u009b\\u202e" + std::string(100'000, 'x');
+    for (const std::string& text :
+         {"\"" + noise + "\" = 1\n", "[\"" + noise + "\"]\n",
+          "[daemon]\nsocket = \"/" + noise + "\"\n",
+          "[daemon]\n\"" + noise + "\" = 1\n", "[io]\nbackend = \"" + noise + "\"\n",
+          "[limits]\nclients = \"" + noise + "\"\n", "[[model]]\nname = \"" + noise + "\"\n",
+          "\x1b\x07 = " + std::string(100'000, 'y') + "\n"}) {
+        const std::string message = parse(text).error().message;
+        EXPECT_LT(message.size(), 3000u) << text.substr(0, 40);
+        EXPECT_THAT(message, Not(HasSubstr("\x1b")));
+        EXPECT_THAT(message, Not(HasSubstr("\x07")));
+        EXPECT_THAT(message, Not(HasSubstr("\u009b")));
+        EXPECT_THAT(message, Not(HasSubstr("\u202e")));
+    }
+}
+
+TEST(Config, ANameOfAModelThatIsNotPrintableIsRefused) {
+    for (const char* name : {"\\u001b", "\\u007f", "\\u009b", "\\u202e", "\\u2028", "\\ufeff"}) {
+        EXPECT_THAT(parse("[[model]]\nname = \"a" + std::string(name) + "\"\npack = \"p\"\n")
+                        .error().message, HasSubstr("must be printable"))
+            << name;
+    }
+    EXPECT_TRUE(parse("[[model]]\nname = \"Größe 大きさ 😀\"\npack = \"p\"\n"));
+}
+
+TEST(Config, KnownKeysAreListedOnce) {
+    const std::string message = parse("[daemon]\nsomething_else = 1\n").error().message;
+    EXPECT_THAT(message, testing::EndsWith("known are socket, state_dir"));
+}
+
 TEST(Config, OfManyFaultsTheFirstTwentyAreTold) {
     std::string text = kModel;
     for (int i = 0; i < 1000; ++i) text += "[x" + std::to_string(i) + "]\n";

@@ -96,6 +96,53 @@ TEST_F(ProgramTest, WhatCannotBecomeASocketIsFoundBeforeModelsAreLoaded) {
     EXPECT_THAT(outcome.output, Not(HasSubstr("none.xpack")));
 }
 
+TEST_F(ProgramTest, ARefusedSocketPathLeavesNoLockFile) {
+    std::ofstream(dir_ / "d.sock") << "precious";
+    EXPECT_EQ(run({XP_DAEMON, "--config", valid()}).code, 78);
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "d.sock.lock"));
+}
+
+TEST_F(ProgramTest, OutputThatNobodyGetsIsAnError) {
+    const std::string path = valid();
+    for (const std::string& arguments :
+         {std::string("--version"), std::string("--help"), "--check-config --config " + path}) {
+        for (const char* to : {">/dev/full", ">&-"}) {
+            const Outcome outcome =
+                run({"/bin/sh", "-c", "exec " XP_DAEMON " " + arguments + " " + to});
+            EXPECT_EQ(outcome.code, 1) << arguments << to;
+            EXPECT_THAT(outcome.output, HasSubstr("cannot write to standard output"));
+        }
+    }
+}
+
+TEST_F(ProgramTest, ArgumentsInMessagesAreShortAndPrintable) {
+    const std::string noise = "\x1b[31m\a\n" + std::string(100'000, 'x');
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{XP_DAEMON, noise}, {XP_DAEMON, "--config", noise},
+          {XP_DAEMON, "--config", noise.substr(0, 200), "--check-config"}}) {
+        const Outcome outcome = run(arguments);
+        EXPECT_NE(outcome.code, 0);
+        EXPECT_LT(outcome.output.size(), 2000u);
+        EXPECT_THAT(outcome.output, HasSubstr("\\x1b[31m\\x07\\x0a"));
+        EXPECT_THAT(outcome.output, Not(HasSubstr("\x1b")));
+        EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 1);
+    }
+}
+
+#if !defined(__SANITIZE_ADDRESS__)  // which reserves address space without end
+TEST_F(ProgramTest, TooLittleMemoryToStartIsOneLineAndNotAnAbort) {
+    const std::string path = valid();
+    for (int kib = 20'000; kib <= 80'000; kib += 4'000) {
+        const Outcome outcome =
+            run({"/bin/sh", "-c", "ulimit -v " + std::to_string(kib) + "; exec " XP_DAEMON
+                 " --config " + path});
+        // Below some limit the dynamic loader itself fails, above another the pack is missing.
+        EXPECT_TRUE(outcome.code == 1 || outcome.code == 127) << kib << " " << outcome.output;
+        EXPECT_NE(outcome.output, "") << kib;
+    }
+}
+#endif
+
 TEST_F(ProgramTest, AnEmptyConfigurationPathNamesTheOption) {
     const Outcome outcome = run({XP_DAEMON, "--config", "", "--check-config"});
     EXPECT_EQ(outcome.code, 2) << outcome.output;
