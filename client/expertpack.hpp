@@ -62,7 +62,9 @@ public:
 
     // The first setter that failed, or XP_OK; error() is its text.
     xp_status status() const { return status_; }
-    const char* error() const { return handle_ ? xp_generate_error(handle_.get()) : "out of memory"; }
+    const char* error() const {
+        return handle_ ? xp_generate_error(handle_.get()) : "out of memory";
+    }
     const xp_generate* get() const { return handle_.get(); }
 
 private:

@@ -143,7 +143,7 @@ TEST(ChatCommandTest, settings_are_taken_or_left_as_they_were) {
     }
     for (const char* bad : {"/set temperature warm", "/set temperature 101", "/set top_k -1",
                             "/set temperature nan", "/set seed", "/set", "/set colour 3",
-                            "/set seed 010", "/set top_k  +1", "/set min_p 1e-99",
+                            "/set seed 010", "/set top_k  +1", "/set min_p 1e99",
                             "/think maybe", "/save", "/load", "/new now", "/xyzzy", "/"}) {
         const CommandResult result = run(bad, &state);
         EXPECT_EQ(result.exit_code, 2) << bad;
