@@ -7,7 +7,7 @@
 //
 // Between two steps of a model (wave boundaries, at the latest every token) the engine thread looks
 // for cancellations, deadlines and clients that lag behind. A job whose client does not take its
-// replies is parked until it has taken half of what waits for it: it keeps its sequence, and jobs of
+// replies is parked until it has taken half of what waits: it keeps its sequence, and jobs of
 // other clients run in the meantime; those of the same client wait. The engine is faster than any
 // reader, so being parked is no fault. Only a few jobs have sequences at a time; when all of them
 // are parked and another is to start, it waits, but not longer than parked_patience for a client
