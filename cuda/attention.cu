@@ -334,14 +334,15 @@ __device__ void store_out(const DeviceAttention& args, uint64_t row, uint32_t he
 // Blocks of (unit, group of heads, row) if kSplit, of (group of heads, row) if not.
 template <uint32_t kQuads, uint32_t kHeads, bool kSplit>
 __global__ void __launch_bounds__(kThreads, 2)
-    attention_kernel(const DeviceAttention args, const Split split, bool aligned) {
+    attention_kernel(const __grid_constant__ DeviceAttention args, const Split split,
+                     bool aligned) {
     extern __shared__ float4 tile[];  // [unit_keys][kQuads · 32], then if direct the merged sums
     constexpr uint32_t kUnit = unit_keys(kQuads);
     const uint32_t lane = threadIdx.x % kWarpSize;
     const uint32_t head0 =
         ((kSplit ? blockIdx.y : blockIdx.x) * kWarps + threadIdx.x / kWarpSize) * kHeads;
     const uint64_t row = split.first_row + (kSplit ? blockIdx.z : blockIdx.y);
-    const DeviceSegment segment = args.segments[args.segment_of_row[row]];
+    const DeviceSegment segment = args.segments.of(row);
     const Keys keys = keys_of(args, segment, row);
     const uint64_t n_units = (keys.n_keys + kUnit - 1) / kUnit;
     const uint64_t first_unit = kSplit ? blockIdx.x : 0;
@@ -394,13 +395,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // Merges what split blocks left: one block per (head, row), a thread per quad.
-__global__ void merge_kernel(const DeviceAttention args, const Split split, bool aligned) {
+__global__ void merge_kernel(const __grid_constant__ DeviceAttention args, const Split split,
+                             bool aligned) {
     const uint32_t head = blockIdx.x;
     const uint64_t row = split.first_row + blockIdx.y;
     const uint32_t quad = threadIdx.x;
     const uint32_t quads = quads_of(args.dim);
     if (quad >= quads) return;
-    const DeviceSegment segment = args.segments[args.segment_of_row[row]];
+    const DeviceSegment segment = args.segments.of(row);
     const uint32_t unit_size = unit_keys(lane_quads(args.dim));
     const uint64_t n_units = (keys_of(args, segment, row).n_keys + unit_size - 1) / unit_size;
     const uint64_t at = split.at(row, args.n_heads, head, 0);
@@ -422,10 +424,10 @@ __global__ void merge_kernel(const DeviceAttention args, const Split split, bool
 }
 
 // Blocks of (row of the last window, segment).
-__global__ void ring_kernel(const DeviceAttention args) {
+__global__ void ring_kernel(const __grid_constant__ DeviceAttention args) {
     const uint64_t bytes = uint64_t{args.dim} * (args.half ? 2 : 4);
-    for (uint32_t s = blockIdx.y; s < args.n_segments; s += gridDim.y) {
-        const DeviceSegment segment = args.segments[s];
+    for (uint32_t s = blockIdx.y; s < args.segments.n; s += gridDim.y) {
+        const DeviceSegment segment = args.segments.at(s);
         const uint32_t n = min(segment.n_rows, args.window);
         for (uint32_t i = segment.n_rows - n + blockIdx.x; i < segment.n_rows; i += gridDim.x) {
             const std::byte* from = args.rows + (uint64_t{segment.first_row} + i) * bytes;
@@ -516,8 +518,8 @@ void launch_attention(const DeviceAttention& args, cudaStream_t stream) {
 
 void launch_update_rings(const DeviceAttention& args, cudaStream_t stream) {
     const uint32_t n = std::min(args.n_rows, args.window);
-    if (n == 0 || args.n_segments == 0) return;
-    ring_kernel<<<dim3(n, std::min(args.n_segments, kMaxGridY)), kThreads, 0, stream>>>(args);
+    if (n == 0 || args.segments.n == 0) return;
+    ring_kernel<<<dim3(n, std::min(args.segments.n, kMaxGridY)), kThreads, 0, stream>>>(args);
 }
 
 }  // namespace xp::cuda

@@ -2,7 +2,9 @@
 
 #include "cuda/matmul.h"
 #include "cuda/operators.h"
+#include "cuda/probe.h"
 #include "cuda/slots.h"
+#include "cuda/timed_operators.h"
 
 namespace xp {
 
@@ -42,6 +44,26 @@ Result<Backend> open_cuda_backend(const CudaOptions& options) {
                CudaSlotMemory::create(compute, {options.read_buffers, options.reserve_bytes}));
         return std::unique_ptr<SlotMemory>(std::move(memory));
     };
+    return backend;
+}
+
+Result<Backend> open_measured_cuda_backend(const CudaOptions& options,
+                                           CudaMeasurements& measurements) {
+    constexpr uint64_t kProbeBytes = uint64_t{4} << 30;
+    XP_TRY(Backend backend, open_cuda_backend(options));
+    XP_TRY(measurements.read_bandwidth, cuda::measure_read_bandwidth(kProbeBytes));
+    std::unique_ptr<CudaOperators> plain(
+        static_cast<CudaOperators*>(backend.operators.release()));
+    auto timed = std::make_unique<cuda::TimedOperators>(std::move(plain));
+    measurements.measure = [timed = timed.get()](bool on) { timed->measure(on); };
+    measurements.take = [timed = timed.get()] {
+        std::vector<CudaOperatorTime> times;
+        for (const auto& [name, total] : timed->take_totals()) {
+            times.push_back({name, total.calls, total.seconds, total.bytes});
+        }
+        return times;
+    };
+    backend.operators = std::move(timed);
     return backend;
 }
 

@@ -1,6 +1,10 @@
 // The CUDA backend as the daemon opens it. Every build has this function; one without CUDA says so.
 #pragma once
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "daemon/engine/backend.h"
 
 namespace xp {
@@ -21,5 +25,20 @@ struct CudaOptions {
 // kNotFound: there is no device, or no driver. kUnsupported: this build has no CUDA at all, or no
 // kernels for this device. All else is a device that should work and does not.
 Result<Backend> open_cuda_backend(const CudaOptions& options);
+
+// The same for benchmarks: with time stamps around operators while measure(true) holds.
+struct CudaOperatorTime {
+    std::string name;
+    uint64_t calls = 0;
+    double seconds = 0;
+    uint64_t bytes = 0;         // of weights
+};
+struct CudaMeasurements {
+    double read_bandwidth = 0;  // bytes per second of a plain kernel that reads device memory
+    std::function<void(bool)> measure;
+    std::function<std::vector<CudaOperatorTime>()> take;  // since the last call
+};
+Result<Backend> open_measured_cuda_backend(const CudaOptions& options,
+                                           CudaMeasurements& measurements);
 
 }  // namespace xp

@@ -57,13 +57,14 @@ __device__ Slot read_slot(const DeviceCompressor& args, const DeviceCompressorSe
 }
 
 // pooled[w][d]: keys weighted by the softmax of their gates, slots in ascending order.
-__global__ void __launch_bounds__(kThreads) pool_kernel(const DeviceCompressor args) {
+__global__ void __launch_bounds__(kThreads)
+    pool_kernel(const __grid_constant__ DeviceCompressor args) {
     const uint32_t d = blockIdx.x * kThreads + threadIdx.x;
     if (d >= args.dim) return;
     const uint32_t n_slots = args.factor * args.ratio;
     const uint32_t current = n_slots - args.ratio;
     for (uint64_t w = blockIdx.y; w < args.n_pooled; w += gridDim.y) {
-        const DeviceCompressorSegment segment = args.segments[args.segment_of_pooled[w]];
+        const DeviceCompressorSegment segment = args.segments.of(w);
         const uint64_t window = segment.position / args.ratio + (w - segment.first_pooled);
         // Slots of the window before count with their first half, current ones with the last.
         const auto read = [&](uint32_t slot) {
@@ -98,11 +99,12 @@ __device__ void store(std::byte* rows, bool half, uint64_t at, float value) {
 }
 
 // Norm, rotation and storing of a pooled row: one block each.
-__global__ void __launch_bounds__(kThreads) finish_kernel(const DeviceCompressor args) {
+__global__ void __launch_bounds__(kThreads)
+    finish_kernel(const __grid_constant__ DeviceCompressor args) {
     __shared__ float parts[kThreads / kWarpSize];
     const uint32_t dim = args.dim;
     const uint64_t w = blockIdx.x;
-    const DeviceCompressorSegment segment = args.segments[args.segment_of_pooled[w]];
+    const DeviceCompressorSegment segment = args.segments.of(w);
     const uint64_t at = (segment.position / args.ratio + (w - segment.first_pooled)) * dim;
     const float* row = args.pooled + w * dim;
     float squares = 0;
@@ -127,14 +129,15 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const DeviceCompressor
 }
 
 // Blocks of (channel, m, segment): what position mod ratio = m leaves in the buffers.
-__global__ void __launch_bounds__(kThreads) buffer_kernel(const DeviceCompressor args) {
+__global__ void __launch_bounds__(kThreads)
+    buffer_kernel(const __grid_constant__ DeviceCompressor args) {
     const uint32_t width = args.factor * args.dim;
     const uint32_t channel = blockIdx.x * kThreads + threadIdx.x;
     if (channel >= width) return;
     const uint32_t ratio = args.ratio;
     const uint32_t current = (args.factor - 1) * ratio;
-    for (uint32_t s = blockIdx.z; s < args.n_segments; s += gridDim.z) {
-        const DeviceCompressorSegment segment = args.segments[s];
+    for (uint32_t s = blockIdx.z; s < args.segments.n; s += gridDim.z) {
+        const DeviceCompressorSegment segment = args.segments.at(s);
         const uint64_t end = segment.position + segment.n_rows;
         const auto write = [&](uint32_t slot, const Slot& value) {
             segment.keys[uint64_t{slot} * width + channel] = value.key;
@@ -249,14 +252,15 @@ __device__ void add_heads(const DeviceIndex& args, uint64_t row, uint32_t head0,
 }
 
 // Blocks of (tile of keys, row).
-__global__ void __launch_bounds__(kScoreThreads, 2) score_kernel(const DeviceIndex args) {
+__global__ void __launch_bounds__(kScoreThreads, 2)
+    score_kernel(const __grid_constant__ DeviceIndex args) {
     __shared__ float q_tile[kTileDims][kTileHeads];
     __shared__ float key_tile[kTileDims][kTileKeys];
     __shared__ float parts[kScoreThreads / kWarpSize][kTileKeys];
     const uint64_t first = uint64_t{blockIdx.x} * kTileKeys;
     const uint32_t warp = threadIdx.x / kWarpSize;
     for (uint64_t row = blockIdx.y; row < args.n_rows; row += gridDim.y) {
-        const DeviceIndexSegment segment = args.segments[args.segment_of_row[row]];
+        const DeviceIndexSegment segment = args.segments.of(row);
         const uint64_t visible = visible_rows(segment, args.ratio, row);
         if (visible <= args.max_picks || first >= visible) continue;
         const std::byte* keys = segment.keys + first * args.dim * (args.half ? 2 : 4);
@@ -399,10 +403,11 @@ __device__ void write_picks(const float* scores, uint64_t n, Threshold threshold
 }
 
 // A block per row.
-__global__ void __launch_bounds__(kPickThreads) pick_kernel(const DeviceIndex args) {
+__global__ void __launch_bounds__(kPickThreads)
+    pick_kernel(const __grid_constant__ DeviceIndex args) {
     constexpr uint32_t kNoPick = UINT32_MAX;  // as in operators.h
     const uint64_t row = blockIdx.x;
-    const DeviceIndexSegment segment = args.segments[args.segment_of_row[row]];
+    const DeviceIndexSegment segment = args.segments.of(row);
     const uint64_t visible = visible_rows(segment, args.ratio, row);
     uint32_t* picks = args.picks + row * args.max_picks;
     if (visible <= args.max_picks) {
@@ -418,14 +423,14 @@ __global__ void __launch_bounds__(kPickThreads) pick_kernel(const DeviceIndex ar
 }  // namespace
 
 void launch_compress(const DeviceCompressor& args, cudaStream_t stream) {
-    if (args.n_segments == 0 || args.dim == 0) return;
+    if (args.segments.n == 0 || args.dim == 0) return;
     if (args.n_pooled > 0) {
         const dim3 grid((args.dim + kThreads - 1) / kThreads, std::min(args.n_pooled, kMaxGridY));
         pool_kernel<<<grid, kThreads, 0, stream>>>(args);
         finish_kernel<<<args.n_pooled, kThreads, 0, stream>>>(args);
     }
     const dim3 grid((args.factor * args.dim + kThreads - 1) / kThreads,
-                    std::min(args.ratio, kMaxGridY), std::min(args.n_segments, kMaxGridY));
+                    std::min(args.ratio, kMaxGridY), std::min(args.segments.n, kMaxGridY));
     buffer_kernel<<<grid, kThreads, 0, stream>>>(args);
 }
 

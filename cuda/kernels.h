@@ -12,7 +12,33 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define XP_ON_DEVICE __device__
+#else
+#define XP_ON_DEVICE
+#endif
+
 namespace xp::cuda {
+
+// Descriptions of a batch's sequences. A few travel with the launch; more of them through memory,
+// with the number of the segment of each row.
+template <class T>
+struct Segments {
+    static constexpr uint32_t kFew = 8;
+    T few[kFew] = {};
+    const T* many = nullptr;
+    const uint32_t* of_row = nullptr;         // with `many`
+    uint32_t n = 0;
+
+    XP_ON_DEVICE const T& at(uint32_t s) const { return many != nullptr ? many[s] : few[s]; }
+    // Segments are consecutive: the last one that begins at or before the row.
+    XP_ON_DEVICE const T& of(uint32_t row) const {
+        if (many != nullptr) return many[of_row[row]];
+        uint32_t s = n - 1;
+        while (s > 0 && few[s].first() > row) --s;
+        return few[s];
+    }
+};
 
 // ---- elementwise.cu -----------------------------------------------------------------------------
 
@@ -40,6 +66,7 @@ struct DeviceSegment {
     uint64_t position = 0;
     std::byte* ring = nullptr;
     const std::byte* compressed = nullptr;
+    XP_ON_DEVICE uint32_t first() const { return first_row; }
 };
 struct DeviceAttention {
     const float* q = nullptr;
@@ -54,9 +81,7 @@ struct DeviceAttention {
     uint32_t max_picks = 0;
     const float* sinks = nullptr;
     float scale = 1;
-    const DeviceSegment* segments = nullptr;
-    const uint32_t* segment_of_row = nullptr; // [n_rows]
-    uint32_t n_segments = 0;
+    Segments<DeviceSegment> segments;
     // The largest number of keys of a row: bounds what a launch needs.
     uint64_t max_keys = 0;
     // [attention_scratch_floats(..)], aligned to 16 bytes; may be null when that is 0.
@@ -79,6 +104,7 @@ struct DeviceCompressorSegment {
     float* gates = nullptr;
     std::byte* compressed = nullptr;
     uint32_t first_pooled = 0;                // of this segment's rows in `pooled` and `cos_sin`
+    XP_ON_DEVICE uint32_t first() const { return first_pooled; }
 };
 struct DeviceCompressor {
     const float* keys = nullptr;
@@ -91,10 +117,8 @@ struct DeviceCompressor {
     uint32_t dim = 0;
     uint32_t rope_dims = 0;
     bool half = false;
-    const DeviceCompressorSegment* segments = nullptr;
-    uint32_t n_segments = 0;
+    Segments<DeviceCompressorSegment> segments;  // of_row: [n_pooled]
     uint32_t n_pooled = 0;                    // rows that are completed, of all segments
-    const uint32_t* segment_of_pooled = nullptr;  // [n_pooled]
     const float* cos_sin = nullptr;           // [n_pooled][rope_dims / 2][2], of their positions
     float* pooled = nullptr;                  // [n_pooled][dim]
 };
@@ -105,6 +129,7 @@ struct DeviceIndexSegment {
     uint32_t n_rows = 0;
     uint64_t position = 0;
     const std::byte* keys = nullptr;
+    XP_ON_DEVICE uint32_t first() const { return first_row; }
 };
 struct DeviceIndex {
     const float* q = nullptr;
@@ -115,8 +140,7 @@ struct DeviceIndex {
     uint32_t ratio = 0;
     bool half = false;
     uint32_t max_picks = 0;
-    const DeviceIndexSegment* segments = nullptr;
-    const uint32_t* segment_of_row = nullptr;
+    Segments<DeviceIndexSegment> segments;
     uint64_t max_visible = 0;                 // compressed rows that any row sees
     float* scores = nullptr;                  // [n_rows][max_visible], if max_visible > max_picks
     uint32_t* picks = nullptr;
@@ -166,5 +190,11 @@ void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream)
 void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64_t row_bytes,
                        uint32_t cols, const uint32_t* ids, uint64_t first, uint32_t n_rows,
                        float* rows, cudaStream_t stream);
+
+// ---- probe.cu -----------------------------------------------------------------------------------
+
+// Reads everything. `sink` is written only if the sum of all is one certain number.
+void launch_read_all(const std::byte* data, uint64_t bytes, uint32_t blocks, uint32_t* sink,
+                     cudaStream_t stream);
 
 }  // namespace xp::cuda

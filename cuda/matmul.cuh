@@ -250,6 +250,19 @@ __device__ bool owns_sums(uint32_t lane) {
     return N >= kLanes || lane % (kLanes / (N < kLanes ? N : kLanes)) == 0;
 }
 
+// Elements `element` .. `element` + 3 of a row of n, zero behind its end.
+template <bool kAligned>
+__device__ float4 load_quad(const float* x, uint32_t element, uint32_t n) {
+    float4 value = make_float4(0, 0, 0, 0);
+    if (element >= n) return value;
+    if constexpr (kAligned) return *reinterpret_cast<const float4*>(x + element);
+    value.x = x[element];
+    if (element + 1 < n) value.y = x[element + 1];
+    if (element + 2 < n) value.z = x[element + 2];
+    if (element + 3 < n) value.w = x[element + 3];
+    return value;
+}
+
 struct Tiling {
     uint32_t warps_per_row;  // W
     uint32_t steps;          // of 32 pieces per warp, staged at a time
@@ -262,14 +275,14 @@ struct Tiling {
 //   kPhases true, for many: a warp does the W warps' parts of its R rows one after the other.
 template <class Reader, int R, int C, bool kGated, bool kPhases>
 __global__ void __launch_bounds__(kWarps * kLanes)
-    matmul_kernel(const MatmulArgs args, const Tiling tiling) {
+    matmul_kernel(const __grid_constant__ MatmulArgs args, const Tiling tiling) {
     constexpr int kMatrices = kGated ? 2 : 1;
     constexpr int kQuads = Reader::kElements / 4;
     constexpr int kSums = R * C;
     extern __shared__ float4 staged[];  // [C][kQuads][pieces + 1]
     const uint32_t lane = threadIdx.x % kLanes;
     const uint32_t warp = threadIdx.x / kLanes;
-    const MatmulJob job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.job;
+    const MatmulJob job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
     const uint32_t column0 = blockIdx.y * C;
     if (column0 >= job.n_columns) return;
 
@@ -283,6 +296,19 @@ __global__ void __launch_bounds__(kWarps * kLanes)
         const uint64_t at = min(row0 + r, args.rows - 1) * args.row_bytes;
         rows[0][r] = job.weight + at;
         if constexpr (kGated) rows[1][r] = job.weight2 + at;
+    }
+
+    const auto load_readers = [&](Reader(&into)[kMatrices][R], uint32_t piece) {
+#pragma unroll
+        for (int m = 0; m < kMatrices; ++m) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) into[m][r].load(rows[m][r], args.cols, piece);
+        }
+    };
+    Reader ahead[kPhases ? 1 : kMatrices][kPhases ? 1 : R];
+    if constexpr (!kPhases) {
+        const uint32_t first = warp % W * kLanes + lane;
+        if (first < tiling.n_pieces) load_readers(ahead, first);
     }
 
     const uint32_t staged_pieces = tiling.steps * kLanes * (kPhases ? 1 : W);
@@ -302,39 +328,40 @@ __global__ void __launch_bounds__(kWarps * kLanes)
                                : step0 * W * kLanes + i;
             };
             __syncthreads();
-            for (uint32_t t = threadIdx.x; t < C * staged_pieces * kQuads; t += blockDim.x) {
-                const uint32_t c = t / (staged_pieces * kQuads);
-                const uint32_t i = t / kQuads % staged_pieces;
-                const uint32_t quad = t % kQuads;
-                const uint32_t element = piece_at(i) * Reader::kElements + 4 * quad;
+#pragma unroll
+            for (uint32_t c = 0; c < C; ++c) {
                 const uint32_t column = column0 + c;
-                float4 value = make_float4(0, 0, 0, 0);
-                if (column < job.n_columns && element < args.cols) {
-                    const uint32_t x_row =
-                        job.x_rows != nullptr ? job.x_rows[column] : job.first_column + column;
-                    const float* x = args.x + x_row * args.x_stride + job.x_offset + element;
-                    if constexpr (Reader::kAligned) {
-                        value = *reinterpret_cast<const float4*>(x);
-                    } else {
-                        value.x = x[0];
-                        if (element + 1 < args.cols) value.y = x[1];
-                        if (element + 2 < args.cols) value.z = x[2];
-                        if (element + 3 < args.cols) value.w = x[3];
-                    }
+                const bool inside = column < job.n_columns;
+                const uint32_t x_row = !inside                 ? 0
+                                       : job.x_rows != nullptr ? job.x_rows[column]
+                                                               : job.x_first + column;
+                const float* x = args.x + x_row * args.x_stride + job.x_offset;
+                for (uint32_t t = threadIdx.x; t < staged_pieces * kQuads; t += blockDim.x) {
+                    const uint32_t i = t / kQuads;
+                    const uint32_t quad = t % kQuads;
+                    const uint32_t element = piece_at(i) * Reader::kElements + 4 * quad;
+                    staged[(c * kQuads + quad) * pitch + i] =
+                        load_quad<Reader::kAligned>(x, element, inside ? args.cols : 0);
                 }
-                staged[(c * kQuads + quad) * pitch + i] = value;
             }
             __syncthreads();
-#pragma unroll(kPhases ? 1 : 2)
+#pragma unroll 1
             for (uint32_t s = 0; s < tiling.steps; ++s) {
                 const uint32_t place = (kPhases ? s : s * W + warp % W) * kLanes + lane;
                 const uint32_t piece = piece_at(place);
                 if (piece >= tiling.n_pieces) break;
                 Reader readers[kMatrices][R];
+                if constexpr (kPhases) {
+                    load_readers(readers, piece);
+                } else {
+                    // Few columns are a matter of latency: the next step's bytes are on their way.
 #pragma unroll
-                for (int m = 0; m < kMatrices; ++m) {
+                    for (int m = 0; m < kMatrices; ++m) {
 #pragma unroll
-                    for (int r = 0; r < R; ++r) readers[m][r].load(rows[m][r], args.cols, piece);
+                        for (int r = 0; r < R; ++r) readers[m][r] = ahead[m][r];
+                    }
+                    const uint32_t next = piece + W * kLanes;
+                    if (next < tiling.n_pieces) load_readers(ahead, next);
                 }
                 float parts[kMatrices][kSums];
                 float(*into)[kSums] = Reader::kScaled ? parts : sums;
@@ -429,10 +456,10 @@ __global__ void __launch_bounds__(kWarps * kLanes)
             const float g = fminf(value, args.limit);
             const float u = fminf(fmaxf(totals[1][i], -args.limit), args.limit);
             value = g / (1 + expf(-g)) * u;
-            if (job.factors != nullptr) value *= job.factors[column];
+            value *= job.factors != nullptr ? job.factors[column] : job.factor;
         }
         const uint32_t y_row =
-            job.y_rows != nullptr ? job.y_rows[column] : job.first_column + column;
+            job.y_rows != nullptr ? job.y_rows[column] : job.y_first + column;
         args.y[y_row * args.y_stride + job.y_offset + row] = value;
     }
 }
@@ -478,10 +505,16 @@ void launch_tiled(const MatmulArgs& args, cudaStream_t stream) {
     kernel<<<grid, kWarps * kLanes, bytes, stream>>>(args, tiling);
 }
 
+// How many rows a warp takes changes no sum.
 template <class Reader, bool kGated>
 void launch_columns(const MatmulArgs& args, cudaStream_t stream) {
     constexpr int kRows = kGated ? 2 : 4;
-    if (args.max_columns == 1) return launch_tiled<Reader, kRows, 1, kGated, false>(args, stream);
+    constexpr uint32_t kFewRows = 1024;  // not enough to keep a large device busy
+    if (args.max_columns == 1) {
+        return args.rows * args.n_jobs <= kFewRows
+                   ? launch_tiled<Reader, 1, 1, kGated, false>(args, stream)
+                   : launch_tiled<Reader, kRows, 1, kGated, false>(args, stream);
+    }
     if (args.max_columns <= 2) return launch_tiled<Reader, kRows, 2, kGated, false>(args, stream);
     if (args.max_columns <= 4) return launch_tiled<Reader, kRows, 4, kGated, false>(args, stream);
     launch_tiled<Reader, 2 * kRows, 8, kGated, true>(args, stream);

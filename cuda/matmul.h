@@ -24,15 +24,17 @@ namespace xp::cuda {
 // order of the blocks (StorageLayout::kSplit).
 enum class RowForm : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ8_0Split, kMxfp4, kMxfp4Split };
 
-// One matrix times some columns of x. `x_rows` and `y_rows` name the rows of x and y that column c
-// stands for; null: first_column + c.
+// One matrix times some columns of x. Column c stands for row x_rows[c] of x and y_rows[c] of y, or
+// where those are null for rows x_first + c and y_first + c.
 struct MatmulJob {
     const std::byte* weight = nullptr;   // row 0
     const std::byte* weight2 = nullptr;  // of the second matrix, for gated products
     const uint32_t* x_rows = nullptr;
     const uint32_t* y_rows = nullptr;
-    const float* factors = nullptr;      // per column, for gated products; null: 1
-    uint32_t first_column = 0;
+    const float* factors = nullptr;      // per column, for gated products; null: `factor`
+    float factor = 1;
+    uint32_t x_first = 0;
+    uint32_t y_first = 0;
     uint32_t n_columns = 0;
     uint64_t x_offset = 0;               // elements, into each row of x
     uint64_t y_offset = 0;
@@ -48,8 +50,9 @@ struct MatmulArgs {
     uint64_t x_stride = 0;               // elements between rows
     float* y = nullptr;
     uint64_t y_stride = 0;
-    const MatmulJob* jobs = nullptr;     // device memory, n_jobs of them; null: `job`
-    MatmulJob job;
+    static constexpr uint32_t kFewJobs = 16;
+    MatmulJob few[kFewJobs];             // the jobs, if there are no more
+    const MatmulJob* jobs = nullptr;     // or in device memory
     uint32_t n_jobs = 1;
     uint32_t max_columns = 0;            // largest n_columns of the jobs
     // Gated: y = silu(min(W·x, limit)) · clamp(W2·x, ±limit) · factor

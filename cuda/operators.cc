@@ -84,6 +84,8 @@ Result<std::unique_ptr<CudaOperators>> CudaOperators::create(int device, cudaStr
     XP_CUDA(cudaGetDeviceProperties(&properties, device), "asking for the device's properties");
     operators->description_ = fmt::format("cuda ({})", properties.name);
     XP_TRY(operators->arguments_, ArgumentRing::create(stream));
+    XP_TRY(operators->download_buffer_,
+           Memory::pinned(kDownloadBytes, "results on their way to the host"));
     return operators;
 }
 
@@ -121,11 +123,18 @@ void CudaOperators::upload(std::byte* to, std::span<const std::byte> host_from) 
           "copying to the device");
 }
 
+// Through a pinned buffer, which is one copy of the device and one wait, where a pageable target
+// costs several of both.
 void CudaOperators::download(std::span<std::byte> host_to, const std::byte* from) const {
-    if (host_to.empty()) return;
-    check(cudaMemcpyAsync(host_to.data(), from, host_to.size(), cudaMemcpyDeviceToHost, stream_),
-          "copying from the device");
-    check(cudaStreamSynchronize(stream_), "waiting for the device");
+    while (!host_to.empty()) {
+        const uint64_t n = std::min<uint64_t>(host_to.size(), download_buffer_.bytes());
+        check(cudaMemcpyAsync(download_buffer_.data(), from, n, cudaMemcpyDeviceToHost, stream_),
+              "copying from the device");
+        check(cudaStreamSynchronize(stream_), "waiting for the device");
+        std::memcpy(host_to.data(), download_buffer_.data(), n);
+        host_to = host_to.subspan(n);
+        from += n;
+    }
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
@@ -154,9 +163,17 @@ void CudaOperators::embed(const Weight& table, std::span<const TokenId> host_tok
     launch_spread(rows, n_rows, streams, table.cols, state, stream_);
 }
 
-// `args` says everything but how `w` is stored.
-void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w) {
+// `args` says everything but the jobs and how `w` is stored.
+void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
+                                std::span<const MatmulJob> jobs) {
     args.cols = w.cols;
+    args.n_jobs = static_cast<uint32_t>(jobs.size());
+    if (jobs.size() <= MatmulArgs::kFewJobs) {
+        std::copy(jobs.begin(), jobs.end(), args.few);
+    } else {
+        args.jobs = push(jobs);
+        if (error_) return;
+    }
     if (const std::optional<RowForm> form = form_of(w)) {
         args.form = *form;
         args.row_bytes = row_bytes(w.type, w.cols);
@@ -182,26 +199,17 @@ void CudaOperators::matmul_grouped(const Weight& w, uint32_t groups, const float
     args.x_stride = uint64_t{groups} * w.cols;
     args.y = y;
     args.y_stride = w.rows;
-    args.n_jobs = groups;
     args.max_columns = n_rows;
     args.aligned_base = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-    const auto job_of = [&](uint32_t g) {
-        MatmulJob job;
+    std::vector<MatmulJob> jobs(groups);
+    for (uint32_t g = 0; g < groups; ++g) {
+        MatmulJob& job = jobs[g];
         job.weight = data + uint64_t{g} * args.rows * bytes;
         job.n_columns = n_rows;
         job.x_offset = uint64_t{g} * w.cols;
         job.y_offset = uint64_t{g} * args.rows;
-        return job;
-    };
-    if (groups == 1) {
-        args.job = job_of(0);
-    } else {
-        std::vector<MatmulJob> jobs;
-        for (uint32_t g = 0; g < groups; ++g) jobs.push_back(job_of(g));
-        args.jobs = push(std::span<const MatmulJob>(jobs));
-        if (error_) return;
     }
-    matmul_jobs(args, w);
+    matmul_jobs(args, w, jobs);
 }
 
 void CudaOperators::rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
@@ -259,9 +267,7 @@ DeviceAttention CudaOperators::attention_of(const AttentionArgs& args) {
     device.max_picks = args.max_picks;
     device.sinks = args.sinks;
     device.scale = args.scale;
-    device.n_segments = static_cast<uint32_t>(segments.size());
-    device.segments = push(std::span<const DeviceSegment>(segments));
-    device.segment_of_row = push(std::span<const uint32_t>(of_row));
+    device.segments = send(std::span<const DeviceSegment>(segments), of_row);
     device.out = args.out;
     return device;
 }
@@ -310,10 +316,9 @@ void CudaOperators::compress(const CompressorArgs& args) {
     device.dim = args.dim;
     device.rope_dims = args.rope_dims;
     device.half = args.kv == KvType::kF16;
-    device.n_segments = static_cast<uint32_t>(segments.size());
     device.n_pooled = static_cast<uint32_t>(of_pooled.size());
-    device.segments = push(std::span<const DeviceCompressorSegment>(segments));
-    device.segment_of_pooled = push(std::span<const uint32_t>(of_pooled));
+    device.segments =
+        send(std::span<const DeviceCompressorSegment>(segments), of_pooled);
     device.cos_sin = push(std::span<const float>(cos_sin));
     device.pooled = reinterpret_cast<float*>(
         work_.reserve(of_pooled.size() * args.dim * sizeof(float), stream_, error_));
@@ -337,8 +342,7 @@ void CudaOperators::index_rows(const IndexArgs& args) {
     device.ratio = args.ratio;
     device.half = args.kv == KvType::kF16;
     device.max_picks = args.max_picks;
-    device.segments = push(std::span<const DeviceIndexSegment>(segments));
-    device.segment_of_row = push(std::span<const uint32_t>(of_row));
+    device.segments = send(std::span<const DeviceIndexSegment>(segments), of_row);
     device.picks = args.picks;
     if (device.max_visible > device.max_picks) {
         device.scores = reinterpret_cast<float*>(work_.reserve(
@@ -407,9 +411,13 @@ void CudaOperators::experts(const ExpertArgs& args) {
         }
         max_columns = std::max(max_columns, static_cast<uint32_t>(work.rows.size()));
     }
-    const uint32_t* const device_x_rows = push(std::span<const uint32_t>(x_rows));
-    const uint32_t* const device_y_rows = push(std::span<const uint32_t>(y_rows));
-    const float* const device_factors = push(std::span<const float>(factors));
+    // One row per expert, as when decoding one sequence, needs no lists.
+    const bool lists = max_columns > 1;
+    const uint32_t* const device_x_rows =
+        lists ? push(std::span<const uint32_t>(x_rows)) : nullptr;
+    const uint32_t* const device_y_rows =
+        lists ? push(std::span<const uint32_t>(y_rows)) : nullptr;
+    const float* const device_factors = lists ? push(std::span<const float>(factors)) : nullptr;
     auto* mid = reinterpret_cast<float*>(expert_mid_.reserve(
         x_rows.size() * args.gate.rows * sizeof(float), stream_, error_));
     if (error_) return;
@@ -438,15 +446,18 @@ void CudaOperators::experts(const ExpertArgs& args) {
         MatmulJob job;
         job.weight = work.object + args.gate_offset;
         job.weight2 = work.object + args.up_offset;
-        job.x_rows = device_x_rows + first;
-        job.factors = device_factors + first;
-        job.first_column = first;
+        job.x_rows = lists ? device_x_rows + first : nullptr;
+        job.x_first = x_rows[first];
+        job.factors = lists ? device_factors + first : nullptr;
+        job.factor = factors[first];
+        job.y_first = first;
         job.n_columns = n;
         in_jobs.push_back(job);
         job = MatmulJob{};
         job.weight = work.object + args.down_offset;
-        job.y_rows = device_y_rows + first;
-        job.first_column = first;
+        job.x_first = first;
+        job.y_rows = lists ? device_y_rows + first : nullptr;
+        job.y_first = y_rows[first];
         job.n_columns = n;
         out_jobs.push_back(job);
         first += n;
@@ -461,12 +472,7 @@ void CudaOperators::experts(const ExpertArgs& args) {
 void CudaOperators::expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
                                     std::span<const MatmulJob> jobs) {
     for (const MatmulJob& job : jobs) args.max_columns = std::max(args.max_columns, job.n_columns);
-    if (other == nullptr && form_of(shape)) {
-        args.n_jobs = static_cast<uint32_t>(jobs.size());
-        args.jobs = push(jobs);
-        if (!error_) matmul_jobs(args, shape);
-        return;
-    }
+    if (other == nullptr && form_of(shape)) return matmul_jobs(args, shape, jobs);
     Weight floats = shape;
     floats.type = GgmlType::kF32;
     floats.layout = StorageLayout::kGgml;
@@ -481,9 +487,8 @@ void CudaOperators::expert_products(MatmulArgs args, const Weight& shape, const 
             job.weight2 = unpacked(w, unpacked_up_);
         }
         if (error_) return;
-        args.job = job;
         args.max_columns = job.n_columns;
-        matmul_jobs(args, floats);
+        matmul_jobs(args, floats, {&job, 1});
     }
 }
 

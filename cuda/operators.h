@@ -7,6 +7,7 @@
 // Threads: one at a time, like the model that uses it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,7 @@ public:
     // `device` is the runtime's number. The stream belongs to the caller and outlives this.
     static Result<std::unique_ptr<CudaOperators>> create(int device, cudaStream_t stream);
 
+    cudaStream_t stream() const { return stream_; }
     std::string describe() const override { return description_; }
     Result<void> status() const override;
     StorageLayout resident_layout(GgmlType type, uint64_t cols) const override;
@@ -102,7 +104,20 @@ private:
     void check(cudaError_t status, const char* what) const;
     // The matrix as float32 in scratch memory, for types without kernels of their own.
     const std::byte* unpacked(const Weight& w, Scratch& scratch);
-    void matmul_jobs(MatmulArgs args, const Weight& w);
+    // Descriptions of segments, with the launch where they are few.
+    template <class T>
+    Segments<T> send(std::span<const T> host, std::span<const uint32_t> of_row) {
+        Segments<T> segments;
+        segments.n = static_cast<uint32_t>(host.size());
+        if (host.size() <= Segments<T>::kFew) {
+            std::copy(host.begin(), host.end(), segments.few);
+        } else {
+            segments.many = push(host);
+            segments.of_row = push(of_row);
+        }
+        return segments;
+    }
+    void matmul_jobs(MatmulArgs args, const Weight& w, std::span<const MatmulJob> jobs);
     void expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
                          std::span<const MatmulJob> jobs);
     DeviceAttention attention_of(const AttentionArgs& args);
@@ -114,6 +129,8 @@ private:
     Scratch unpacked_{"an unpacked matrix"}, unpacked_up_{"a second unpacked matrix"};
     Scratch expert_mid_{"the experts' intermediate results"};
     Scratch work_{"intermediate results"};
+    static constexpr uint64_t kDownloadBytes = uint64_t{4} << 20;
+    Memory download_buffer_;
 };
 
 }  // namespace xp::cuda

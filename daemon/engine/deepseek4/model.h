@@ -103,6 +103,7 @@ struct DeepSeek4Workspace {
     float *router, *shared_gate, *shared_up;
     float* expert_out;                     // [top_k][dim]
     float *turns_plain, *turns_compress;   // cos and sin, [rope_dims]
+    DeviceBuffer logits;                   // of the rows that asked, grown when needed
 };
 
 class DeepSeek4Model final : public Model {

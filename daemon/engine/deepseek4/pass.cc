@@ -11,6 +11,11 @@
 #include <cmath>
 
 namespace xp {
+namespace {
+
+constexpr uint64_t kKeptLogitsBytes = uint64_t{8} << 20;
+
+}  // namespace
 
 DeepSeek4Pass::DeepSeek4Pass(DeepSeek4Model& model, std::span<const Row> rows,
                              std::vector<Span> spans,
@@ -27,6 +32,8 @@ DeepSeek4Pass::DeepSeek4Pass(DeepSeek4Model& model, std::span<const Row> rows,
 
 DeepSeek4Pass::~DeepSeek4Pass() {
     acquisition_.reset();
+    // What many rows asked for would otherwise stay allocated for all who ask for one.
+    if (work_->logits.bytes() > kKeptLogitsBytes) work_->logits = DeviceBuffer();
     model_.give_back(std::move(work_));
 }
 
@@ -333,10 +340,12 @@ Result<void> DeepSeek4Pass::head() {
                      n, work_->mixed);
         ops_.rms_norm(work_->mixed, model_.output_norm_, c.norm_epsilon, n, c.dim, work_->x);
         const uint64_t bytes = uint64_t{n} * c.n_vocab * sizeof(float);
-        XP_TRY(DeviceBuffer out, ops_.allocate(bytes, "logits"));
-        ops_.matmul(model_.output_, work_->x, n, out.as<float>());
+        if (work_->logits.bytes() < bytes) {
+            XP_TRY(work_->logits, ops_.allocate(bytes, "logits"));
+        }
+        ops_.matmul(model_.output_, work_->x, n, work_->logits.as<float>());
         logits_.resize(uint64_t{n} * c.n_vocab);
-        ops_.download(std::as_writable_bytes(std::span(logits_)), out.data());
+        ops_.download(std::as_writable_bytes(std::span(logits_)), work_->logits.data());
     }
     for (const Span& span : spans_) {
         span.sequence->position_ += span.n_rows;

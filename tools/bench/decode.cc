@@ -1,0 +1,142 @@
+#include "tools/bench/decode.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include <nlohmann/json.hpp>
+
+namespace xp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Tokens that have nothing to do with each other: what the model would say plays no part here.
+TokenId token_at(uint64_t position, uint32_t n_vocab) {
+    return static_cast<TokenId>((position * 2'654'435'761u >> 7) % n_vocab);
+}
+
+Result<void> forward(Rig& rig, Sequence& sequence, uint32_t n, bool logits) {
+    std::vector<Row> rows;
+    for (uint32_t i = 0; i < n; ++i) {
+        rows.push_back({&sequence, token_at(sequence.position() + i, rig.model->info().n_vocab),
+                        logits && i + 1 == n});
+    }
+    XP_TRY(const std::unique_ptr<ForwardPass> pass, rig.model->forward(rows));
+    return run_to_end(*pass);
+}
+
+double percentile(std::vector<double> values, double p) {
+    std::sort(values.begin(), values.end());
+    return values[static_cast<size_t>(p * static_cast<double>(values.size() - 1))];
+}
+
+struct Outcome {
+    double prefill_seconds = 0;
+    std::vector<double> token_seconds;
+    std::vector<OperatorTimes::Row> operators;  // of kTimedTokens
+    uint64_t read_bytes = 0;                    // while decoding
+    uint64_t hits = 0, misses = 0;
+};
+constexpr uint32_t kTimedTokens = 8;
+
+Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
+    Outcome outcome;
+    XP_TRY(const std::unique_ptr<Sequence> sequence, rig.model->create_sequence());
+    XP_CHECK(forward(rig, *sequence, 1, true));  // what is made once
+    const Clock::time_point start = Clock::now();
+    XP_CHECK(forward(rig, *sequence, options.prompt, true));
+    outcome.prefill_seconds = seconds_since(start);
+    const CacheStats before = rig.cache->stats();
+    for (uint32_t i = 0; i < options.tokens; ++i) {
+        const Clock::time_point token = Clock::now();
+        XP_CHECK(forward(rig, *sequence, 1, true));
+        outcome.token_seconds.push_back(seconds_since(token));
+    }
+    const CacheStats after = rig.cache->stats();
+    outcome.read_bytes = after.read_bytes - before.read_bytes;
+    outcome.hits = after.hits - before.hits;
+    outcome.misses = after.misses - before.misses;
+    if (rig.times.measure) {
+        rig.times.measure(true);
+        for (uint32_t i = 0; i < kTimedTokens; ++i) XP_CHECK(forward(rig, *sequence, 1, true));
+        rig.times.measure(false);
+        outcome.operators = rig.times.take();
+        std::sort(outcome.operators.begin(), outcome.operators.end(),
+                  [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    }
+    return outcome;
+}
+
+void print_operators(const Rig& rig, const Outcome& outcome) {
+    fmt::print("\n{:<32}{:>8}{:>12}{:>12}{:>10}\n", "operator, per token", "calls", "us", "MB",
+               "of memory");
+    double seconds = 0;
+    for (const OperatorTimes::Row& row : outcome.operators) {
+        const double each = row.seconds / kTimedTokens;
+        const double bytes = static_cast<double>(row.bytes) / kTimedTokens;
+        seconds += each;
+        fmt::print("{:<32}{:>8}{:>12.1f}", row.name, row.calls / kTimedTokens, each * 1e6);
+        if (row.bytes > 0 && rig.read_bandwidth > 0) {
+            fmt::print("{:>12.1f}{:>9.0f} %", bytes / 1e6,
+                       100 * bytes / each / rig.read_bandwidth);
+        }
+        fmt::print("\n");
+    }
+    fmt::print("{:<32}{:>8}{:>12.1f}\n", "all, with gaps inside operators", "", seconds * 1e6);
+}
+
+}  // namespace
+
+Result<void> bench_decode(const DecodeOptions& options) {
+    XP_TRY(Rig rig, Rig::open(options.rig));
+    if (options.fill) XP_CHECK(rig.fill_cache());
+    XP_TRY(const Outcome outcome, measure(rig, options));
+
+    uint64_t weight_bytes = 0;  // that the device must read for a token
+    for (const OperatorTimes::Row& row : outcome.operators) weight_bytes += row.bytes;
+    weight_bytes /= kTimedTokens;
+    const double median = percentile(outcome.token_seconds, 0.5);
+    const double floor =
+        rig.read_bandwidth > 0 ? static_cast<double>(weight_bytes) / rig.read_bandwidth : 0;
+    const CacheStats cache = rig.cache->stats();
+    if (options.json) {
+        Json json{{"backend", rig.backend.operators->describe()},
+                  {"slots", cache.slots},
+                  {"objects", cache.n_objects},
+                  {"prompt_tokens_per_second", options.prompt / outcome.prefill_seconds},
+                  {"median_token_ms", median * 1e3},
+                  {"p10_token_ms", percentile(outcome.token_seconds, 0.1) * 1e3},
+                  {"p90_token_ms", percentile(outcome.token_seconds, 0.9) * 1e3},
+                  {"hits", outcome.hits},
+                  {"misses", outcome.misses},
+                  {"read_bytes", outcome.read_bytes},
+                  {"weight_bytes_per_token", weight_bytes},
+                  {"read_bandwidth", rig.read_bandwidth},
+                  {"fraction_of_floor", floor / median}};
+        fmt::print("{}\n", json.dump());
+        return {};
+    }
+    fmt::print("{}, {} of {} experts in slots\n", rig.backend.operators->describe(), cache.slots,
+               cache.n_objects);
+    fmt::print("prompt of {} tokens: {:.1f} tokens/s\n", options.prompt,
+               options.prompt / outcome.prefill_seconds);
+    fmt::print("a token: {:.3f} ms (median; 10 %: {:.3f}, 90 %: {:.3f}), {:.1f} tokens/s; "
+               "{} hits, {} misses\n", median * 1e3, percentile(outcome.token_seconds, 0.1) * 1e3,
+               percentile(outcome.token_seconds, 0.9) * 1e3, 1 / median, outcome.hits,
+               outcome.misses);
+    if (floor > 0) {
+        fmt::print("floor: {:.1f} MB of weights at {:.0f} GB/s: {:.3f} ms; reached: {:.1f} %\n",
+                   static_cast<double>(weight_bytes) / 1e6, rig.read_bandwidth / 1e9, floor * 1e3,
+                   100 * floor / median);
+        print_operators(rig, outcome);
+    }
+    return {};
+}
+
+}  // namespace xp
