@@ -5,7 +5,7 @@ namespace xp::cuda {
 bool has_kernels() {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes,
-                                 matmul_kernel<F32Reader, 4, 1, false, false>) == cudaSuccess;
+                                 few_columns<F32Reader, 4, 1, false, kWarps>) == cudaSuccess;
 }
 
 void launch_f32(const MatmulArgs& args, bool aligned, cudaStream_t stream) {
