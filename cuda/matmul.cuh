@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kWarps * kLanes)
     }
 }
 
-// ---- launching -----------------------------------------------------------------------------------
+// ---- launching ----------------------------------------------------------------------------------
 
 constexpr uint32_t kMaxSharedBytes = 96 * 1024;  // every target has 99 KiB
 
