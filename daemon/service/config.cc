@@ -338,9 +338,9 @@ void Reader::read_daemon(const toml::table& root, DaemonConfig& config) {
 void Reader::read_cache(const toml::table& root, DaemonConfig& config) {
     Section cache = section(root, "cache");
     config.host.cache_bytes = size(cache, "experts");
-    if (const toml::node* node = find(cache, "ram_tier"); node && !kBuiltWithCuda) {
-        complain(*node, "[cache] ram_tier needs the CUDA backend: on the CPU the experts are "
-                 "in RAM already; remove the key");
+    if (const toml::node* node = find(cache, "ram_tier")) {
+        complain(*node, "[cache] ram_tier: this version has no tier in RAM behind GPU memory (on "
+                 "the CPU the experts are in RAM already); remove the key");
     }
     static constexpr std::array<std::pair<std::string_view, const char*>, 2> kPolicies = {
         {{"lfu", "lfu"}, {"lru", "lru"}}};

@@ -7,8 +7,8 @@
 
 namespace xp {
 
-// Control characters (C0, newline and tab too, DEL, C1) and bytes that are no UTF-8 as \xNN, byte
-// by byte. Everything else stays, so that messages read as they were written.
+// What is not printable as \xNN (daemon/text/printable.h); everything else stays, so that messages
+// read as they were written.
 std::string terminal_text(std::string_view text);
 
 // "PROGRAM: TEXT" on stderr, as one line; of a long one its beginning and end.

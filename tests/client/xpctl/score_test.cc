@@ -351,7 +351,7 @@ TEST(PerplexityTest, without_memory_every_command_says_so) {
 #endif
     Scorer scorer{.text = {4, 8}};
     FakeDaemon daemon(std::ref(scorer));
-    const std::string input = ::testing::TempDir() + "xpctl_text";
+    const std::string input = ::testing::TempDir() + "xpctl_memory_text";
     std::ofstream(input) << std::string(size_t{6} << 20, 'a');
     for (const char* command : {"perplexity -", "perplexity --json -", "tokenize -",
                                 "score --json -", "chat"}) {
@@ -377,7 +377,7 @@ TEST(PerplexityTest, without_memory_every_command_says_so) {
 TEST(PerplexityTest, too_many_open_files_name_the_limit) {
     Scorer scorer{.text = {4, 8}};
     FakeDaemon daemon(std::ref(scorer));
-    const std::string input = ::testing::TempDir() + "xpctl_text";
+    const std::string input = ::testing::TempDir() + "xpctl_files_text";
     std::ofstream(input) << "text";
     int refused = 0;
     for (int files = 4; files < 32; ++files) {
