@@ -170,6 +170,7 @@ void launch_hc_head(const DeviceHyperConnection& args, uint32_t n_rows, float* y
 
 // ---- routing.cu ---------------------------------------------------------------------------------
 
+inline constexpr uint32_t kMaxExperts = 16'384;  // whose scores fit into shared memory
 struct DeviceRoute {
     const float* logits = nullptr;
     const float* bias = nullptr;              // may be null

@@ -100,6 +100,12 @@ void CudaOperators::check(cudaError_t status, const char* what) const {
     if (status != cudaSuccess && !error_) error_ = cuda_error(status, what);
 }
 
+void CudaOperators::require(bool fits, const char* what, uint32_t value, uint32_t limit) {
+    if (fits || error_) return;
+    error_ = make_error(ErrorCode::kUnsupported,
+                        "the CUDA backend computes with at most {} {}, not {}", limit, what, value);
+}
+
 StorageLayout CudaOperators::resident_layout(GgmlType type, uint64_t cols) const {
     // Rows of whole 16-byte pieces only; others gain nothing.
     const bool split = layout_supported(type, StorageLayout::kSplit) &&
@@ -273,6 +279,8 @@ DeviceAttention CudaOperators::attention_of(const AttentionArgs& args) {
 }
 
 void CudaOperators::attention(const AttentionArgs& args) {
+    require(args.dim <= kMaxAttentionDim, "elements in an attention row", args.dim,
+            kMaxAttentionDim);
     DeviceAttention device = attention_of(args);
     if (const uint64_t floats = attention_scratch_floats(device); floats > 0) {
         device.scratch = reinterpret_cast<float*>(
@@ -356,6 +364,8 @@ void CudaOperators::index_rows(const IndexArgs& args) {
 
 void CudaOperators::hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
                            float* post_comb) {
+    require(args.streams <= kMaxStreams, "residual streams", args.streams, kMaxStreams);
+    if (error_) return;
     launch_hc_pre(hyper_connection_of(args), n_rows, y, post_comb, stream_);
 }
 
@@ -373,6 +383,7 @@ void CudaOperators::hc_head(const HyperConnectionArgs& args, uint32_t n_rows, fl
 void CudaOperators::route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
                           float* host_weights) {
     const uint64_t n = uint64_t{n_rows} * args.top_k;
+    require(args.n_experts <= kMaxExperts, "experts a layer", args.n_experts, kMaxExperts);
     std::byte* work = work_.reserve(n * (sizeof(uint32_t) + sizeof(float)), stream_, error_);
     DeviceRoute device;
     device.logits = args.logits;

@@ -102,6 +102,8 @@ private:
         return reinterpret_cast<const T*>(arguments_.push(std::as_bytes(host), error_));
     }
     void check(cudaError_t status, const char* what) const;
+    // What kernels have no room for is an error, not a wrong result.
+    void require(bool fits, const char* what, uint32_t value, uint32_t limit);
     // The matrix as float32 in scratch memory, for types without kernels of their own.
     const std::byte* unpacked(const Weight& w, Scratch& scratch);
     // Descriptions of segments, with the launch where they are few.
