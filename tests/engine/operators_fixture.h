@@ -38,7 +38,8 @@ std::vector<T> slice(const std::vector<T>& values, uint64_t first, uint64_t n) {
 // The same bits: NaN equals NaN, 0 differs from -0.
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+    if (a.size() != b.size()) return false;
+    return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // A matrix as it is stored, and its values.
