@@ -40,7 +40,7 @@ public:
         if constexpr (std::is_floating_point_v<T>) {
             std::fill(host.begin(), host.end(), static_cast<T>(NAN));
         } else {
-            std::memset(host.data(), kPoison, n * sizeof(T));
+            if (n > 0) std::memset(host.data(), kPoison, n * sizeof(T));
         }
         return DeviceVector(ops, host);
     }

@@ -139,7 +139,7 @@ protected:
     static std::vector<std::byte> as_stored(std::vector<float>& values, KvType kv) {
         std::vector<std::byte> rows(values.size() * kv_bytes(kv));
         if (kv == KvType::kF32) {
-            std::memcpy(rows.data(), values.data(), rows.size());
+            if (!rows.empty()) std::memcpy(rows.data(), values.data(), rows.size());
             return rows;
         }
         for (size_t i = 0; i < values.size(); ++i) {
