@@ -66,7 +66,7 @@ struct Twins {
 
 // Both models; `start` turns the wheel of types.
 Twins write_twins(const Path& directory, size_t start, unsigned seed) {
-    const auto source = GgufFile::open(kTinyModel);
+    const auto source = GgufFile::open(kTinyDeepSeek4);
     EXPECT_TRUE(source) << source.error().message;
     GgufMetadata metadata = source->metadata();
     metadata.set("deepseek4.expert_count", GgufValue::u32(kExperts));

@@ -27,7 +27,7 @@ private:
     Path path_;
 };
 
-inline const Path kTinyModel =
+inline const Path kTinyDeepSeek4 =
     Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
 inline constexpr size_t kTinyVocab = 512;
 

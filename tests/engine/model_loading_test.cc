@@ -21,7 +21,7 @@ protected:
     std::string error_of(const Change& change, const ModelOptions& options = {.context = 64}) {
         const Path gguf = directory_.path() / fmt::format("{}.gguf", ++count_);
         const Path pack_path = directory_.path() / fmt::format("{}.xpack", count_);
-        const auto source = GgufFile::open(kTinyModel);
+        const auto source = GgufFile::open(kTinyDeepSeek4);
         GgufMetadata metadata = source->metadata();
         change.metadata(metadata);
         std::vector<TensorToWrite> tensors;

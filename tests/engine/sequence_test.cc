@@ -20,7 +20,7 @@ std::vector<TokenId> prompt(size_t n, uint64_t salt = 0) {
 class SequenceTest : public testing::TestWithParam<KvType> {
 protected:
     void SetUp() override {
-        loaded_ = load(pack_of(kTinyModel), {.model = {.context = 1024, .kv = GetParam()}});
+        loaded_ = load(pack_of(kTinyDeepSeek4), {.model = {.context = 1024, .kv = GetParam()}});
         ASSERT_NE(loaded_.model, nullptr);
     }
     std::unique_ptr<Sequence> sequence() const {
@@ -112,7 +112,7 @@ TEST_P(SequenceTest, BatchOfSequencesGivesEachItsOwnBytes) {
 TEST_P(SequenceTest, PassesInterleaveAtWaveBoundaries) {
     const uint64_t slot = loaded_.cache->stats().slot_bytes / loaded_.cache->stats().slots;
     const LoadedModel small =
-        load(pack_of(kTinyModel), {.cache_bytes = loaded_.cache->stats().floor_slots * slot,
+        load(pack_of(kTinyDeepSeek4), {.cache_bytes = loaded_.cache->stats().floor_slots * slot,
                               .model = {.context = 1024, .kv = GetParam()}});
     ASSERT_NE(small.model, nullptr);
     const std::vector<TokenId> long_prompt = prompt(200, 1);
@@ -165,7 +165,7 @@ TEST_P(SequenceTest, RestoreRefusesWhatIsNotItsOwn) {
     other_model[8] ^= std::byte{1};
     EXPECT_NE(other->restore(other_model).error().message.find("another model"), std::string::npos);
     const LoadedModel longer_context =
-        load(pack_of(kTinyModel), {.model = {.context = 2048, .kv = GetParam()}});
+        load(pack_of(kTinyDeepSeek4), {.model = {.context = 2048, .kv = GetParam()}});
     EXPECT_FALSE((*longer_context.model->create_sequence())->restore(snapshot));
     EXPECT_EQ(other->position(), 0u) << "a refused restore changes nothing";
 }

@@ -39,7 +39,7 @@ const Path& twin_gguf() {
     static TemporaryDirectory directory;
     static const Path path = [] {
         const Path to = directory.path() / "ih16.gguf";
-        const auto source = GgufFile::open(kTinyModel);
+        const auto source = GgufFile::open(kTinyDeepSeek4);
         EXPECT_TRUE(source) << source.error().message;
         GgufMetadata metadata = source->metadata();
         metadata.set("deepseek4.attention.indexer.head_count", GgufValue::u32(16));
@@ -76,7 +76,7 @@ class TinyModel : public testing::TestWithParam<const char*> {
 protected:
     Case the_case() const {
         if (std::string(GetParam()) == "tiny") {
-            return {"tiny", kTinyModel, kData / "golden.json", kData / "golden_logits.f32"};
+            return {"tiny", kTinyDeepSeek4, kData / "golden.json", kData / "golden_logits.f32"};
         }
         return {"ih16", twin_gguf(), kData / "ih16_golden.json", kData / "ih16_logits.f32"};
     }

@@ -12,7 +12,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Fault = FaultyBackend::Fault;
 
-const Path kTiny = Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
 constexpr uint64_t kSeeds = 50;
 constexpr size_t kChunk = 4;
 const std::vector<TokenId> kPrompt = {1, 77, 310, 5, 99, 204, 441, 12, 300, 7};
@@ -29,7 +28,7 @@ struct Rig {
 Rig make_rig(uint64_t seed, FaultyBackend::Weather weather, VerifyMode verify) {
     Rig rig;
     const auto attempt = [&]() -> Result<void> {
-        XP_TRY(rig.pack, Pack::open(pack_of(kTiny), {.direct = false}));
+        XP_TRY(rig.pack, Pack::open(pack_of(kTinyDeepSeek4), {.direct = false}));
         rig.backend = std::make_unique<FaultyBackend>(seed, weather, 2 * kPageBytes);
         XP_TRY(rig.operators, make_cpu_operators(1));
         XP_TRY(const uint32_t top_k, experts_per_token(rig.pack->resident().metadata()));
@@ -71,7 +70,7 @@ Result<std::vector<float>> logits_of(Model& model) {
 
 const std::vector<float>& quiet_logits() {
     static const std::vector<float> logits = [] {
-        const LoadedModel loaded = load(pack_of(kTiny));
+        const LoadedModel loaded = load(pack_of(kTinyDeepSeek4));
         auto result = logits_of(*loaded.model);
         EXPECT_TRUE(result) << result.error().message;
         return *std::move(result);
