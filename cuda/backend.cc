@@ -56,13 +56,7 @@ Result<Backend> open_measured_cuda_backend(const CudaOptions& options,
         static_cast<CudaOperators*>(backend.operators.release()));
     auto timed = std::make_unique<cuda::TimedOperators>(std::move(plain));
     measurements.measure = [timed = timed.get()](bool on) { timed->measure(on); };
-    measurements.take = [timed = timed.get()] {
-        std::vector<CudaOperatorTime> times;
-        for (const auto& [name, total] : timed->take_totals()) {
-            times.push_back({name, total.calls, total.seconds, total.bytes});
-        }
-        return times;
-    };
+    measurements.take = [timed = timed.get()] { return timed->take_times(); };
     backend.operators = std::move(timed);
     return backend;
 }

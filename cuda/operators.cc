@@ -145,14 +145,15 @@ void CudaOperators::download(std::span<std::byte> host_to, const std::byte* from
 
 // ---- matrices -----------------------------------------------------------------------------------
 
-const std::byte* CudaOperators::unpacked(const Weight& w, Scratch& scratch) {
+Weight CudaOperators::unpacked(const Weight& w, Scratch& scratch) {
     std::byte* rows =
         scratch.reserve(uint64_t{w.rows} * w.cols * sizeof(float), stream_, error_);
-    if (rows == nullptr) return nullptr;
-    launch_dequantise(static_cast<uint32_t>(w.type), w.layout == StorageLayout::kSplit, w.data,
-                      row_bytes(w.type, w.cols), w.cols, nullptr, 0, w.rows,
-                      reinterpret_cast<float*>(rows), stream_);
-    return rows;
+    if (!error_) {
+        launch_dequantise(static_cast<uint32_t>(w.type), w.layout == StorageLayout::kSplit, w.data,
+                          row_bytes(w.type, w.cols), w.cols, nullptr, 0, w.rows,
+                          reinterpret_cast<float*>(rows), stream_);
+    }
+    return {GgmlType::kF32, StorageLayout::kGgml, w.rows, w.cols, rows};
 }
 
 void CudaOperators::embed(const Weight& table, std::span<const TokenId> host_tokens,
@@ -169,7 +170,7 @@ void CudaOperators::embed(const Weight& table, std::span<const TokenId> host_tok
     launch_spread(rows, n_rows, streams, table.cols, state, stream_);
 }
 
-// `args` says everything but the jobs and how `w` is stored.
+// `args` says everything but the jobs and how `w` is stored, which has a kernel.
 void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
                                 std::span<const MatmulJob> jobs) {
     args.cols = w.cols;
@@ -180,13 +181,8 @@ void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
         args.jobs = push(jobs);
         if (error_) return;
     }
-    if (const std::optional<RowForm> form = form_of(w)) {
-        args.form = *form;
-        args.row_bytes = row_bytes(w.type, w.cols);
-    } else {
-        args.form = RowForm::kF32;
-        args.row_bytes = uint64_t{w.cols} * sizeof(float);
-    }
+    args.form = *form_of(w);
+    args.row_bytes = row_bytes(w.type, w.cols);
     launch_matmul(args, stream_);
 }
 
@@ -194,11 +190,11 @@ void CudaOperators::matmul(const Weight& w, const float* x, uint32_t n_rows, flo
     matmul_grouped(w, 1, x, n_rows, y);
 }
 
-void CudaOperators::matmul_grouped(const Weight& w, uint32_t groups, const float* x,
+void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const float* x,
                                    uint32_t n_rows, float* y) {
-    const std::byte* data = form_of(w) ? w.data : unpacked(w, unpacked_);
+    const Weight w = form_of(stored) ? stored : unpacked(stored, unpacked_);
     if (error_) return;
-    const uint64_t bytes = form_of(w) ? row_bytes(w.type, w.cols) : uint64_t{w.cols} * 4;
+    const uint64_t bytes = row_bytes(w.type, w.cols);
     MatmulArgs args;
     args.rows = w.rows / groups;
     args.x = x;
@@ -206,11 +202,11 @@ void CudaOperators::matmul_grouped(const Weight& w, uint32_t groups, const float
     args.y = y;
     args.y_stride = w.rows;
     args.max_columns = n_rows;
-    args.aligned_base = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    args.aligned_base = reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
     std::vector<MatmulJob> jobs(groups);
     for (uint32_t g = 0; g < groups; ++g) {
         MatmulJob& job = jobs[g];
-        job.weight = data + uint64_t{g} * args.rows * bytes;
+        job.weight = w.data + uint64_t{g} * args.rows * bytes;
         job.n_columns = n_rows;
         job.x_offset = uint64_t{g} * w.cols;
         job.y_offset = uint64_t{g} * args.rows;
@@ -484,18 +480,16 @@ void CudaOperators::expert_products(MatmulArgs args, const Weight& shape, const 
                                     std::span<const MatmulJob> jobs) {
     for (const MatmulJob& job : jobs) args.max_columns = std::max(args.max_columns, job.n_columns);
     if (other == nullptr && form_of(shape)) return matmul_jobs(args, shape, jobs);
-    Weight floats = shape;
-    floats.type = GgmlType::kF32;
-    floats.layout = StorageLayout::kGgml;
     args.aligned_base = true;
     for (MatmulJob job : jobs) {
         Weight w = shape;
         w.data = job.weight;
-        job.weight = unpacked(w, unpacked_);
+        const Weight floats = unpacked(w, unpacked_);
+        job.weight = floats.data;
         if (args.gated) {
             w = other != nullptr ? *other : shape;
             w.data = job.weight2;
-            job.weight2 = unpacked(w, unpacked_up_);
+            job.weight2 = unpacked(w, unpacked_up_).data;
         }
         if (error_) return;
         args.max_columns = job.n_columns;

@@ -105,7 +105,7 @@ private:
     // What kernels have no room for is an error, not a wrong result.
     void require(bool fits, const char* what, uint32_t value, uint32_t limit);
     // The matrix as float32 in scratch memory, for types without kernels of their own.
-    const std::byte* unpacked(const Weight& w, Scratch& scratch);
+    Weight unpacked(const Weight& w, Scratch& scratch);
     // Descriptions of segments, with the launch where they are few.
     template <class T>
     Segments<T> send(std::span<const T> host, std::span<const uint32_t> of_row) {

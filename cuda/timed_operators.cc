@@ -1,9 +1,11 @@
 #include "cuda/timed_operators.h"
 
+#include <map>
+
 namespace xp::cuda {
 
 TimedOperators::~TimedOperators() {
-    take_totals();
+    take_times();
     for (const cudaEvent_t event : idle_) cudaEventDestroy(event);
 }
 
@@ -23,21 +25,24 @@ cudaEvent_t TimedOperators::stamp() {
     return event;
 }
 
-std::map<std::string, TimedOperators::Total> TimedOperators::take_totals() {
-    std::map<std::string, Total> totals;
+std::vector<CudaOperatorTime> TimedOperators::take_times() {
+    std::map<std::string, CudaOperatorTime> times;
     cudaStreamSynchronize(ops_->stream());
     for (const Call& call : calls_) {
         float milliseconds = 0;
         cudaEventElapsedTime(&milliseconds, call.begin, call.end);
-        Total& total = totals[call.name];
-        ++total.calls;
-        total.seconds += milliseconds * 1e-3;
-        total.bytes += call.bytes;
+        CudaOperatorTime& time = times[call.name];
+        time.name = call.name;
+        ++time.calls;
+        time.seconds += milliseconds * 1e-3;
+        time.bytes += call.bytes;
         idle_.push_back(call.begin);
         idle_.push_back(call.end);
     }
     calls_.clear();
-    return totals;
+    std::vector<CudaOperatorTime> list;
+    for (auto& [name, time] : times) list.push_back(std::move(time));
+    return list;
 }
 
 }  // namespace xp::cuda

@@ -2,29 +2,23 @@
 // two time stamps on the stream. For benchmarks; the stamps cost a few microseconds a call.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
+#include "cuda/backend.h"
 #include "cuda/operators.h"
 
 namespace xp::cuda {
 
 class TimedOperators final : public Operators {
 public:
-    struct Total {
-        uint64_t calls = 0;
-        double seconds = 0;
-        uint64_t bytes = 0;  // of weights
-    };
-
     explicit TimedOperators(std::unique_ptr<CudaOperators> operators)
         : ops_(std::move(operators)) {}
     ~TimedOperators() override;
 
     void measure(bool on) { on_ = on; }
     // By operator, since the last call.
-    std::map<std::string, Total> take_totals();
+    std::vector<CudaOperatorTime> take_times();
 
     std::string describe() const override { return ops_->describe(); }
     Result<void> status() const override { return ops_->status(); }

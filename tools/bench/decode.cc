@@ -39,7 +39,7 @@ double percentile(std::vector<double> values, double p) {
 struct Outcome {
     double prefill_seconds = 0;
     std::vector<double> token_seconds;
-    std::vector<OperatorTimes::Row> operators;  // of kTimedTokens
+    std::vector<CudaOperatorTime> operators;  // of kTimedTokens
     uint64_t read_bytes = 0;                    // while decoding
     uint64_t hits = 0, misses = 0;
 };
@@ -62,11 +62,11 @@ Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
     outcome.read_bytes = after.read_bytes - before.read_bytes;
     outcome.hits = after.hits - before.hits;
     outcome.misses = after.misses - before.misses;
-    if (rig.times.measure) {
-        rig.times.measure(true);
+    if (rig.device.measure) {
+        rig.device.measure(true);
         for (uint32_t i = 0; i < kTimedTokens; ++i) XP_CHECK(forward(rig, *sequence, 1, true));
-        rig.times.measure(false);
-        outcome.operators = rig.times.take();
+        rig.device.measure(false);
+        outcome.operators = rig.device.take();
         std::sort(outcome.operators.begin(), outcome.operators.end(),
                   [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     }
@@ -77,14 +77,14 @@ void print_operators(const Rig& rig, const Outcome& outcome) {
     fmt::print("\n{:<32}{:>8}{:>12}{:>12}{:>10}\n", "operator, per token", "calls", "us", "MB",
                "of memory");
     double seconds = 0;
-    for (const OperatorTimes::Row& row : outcome.operators) {
+    for (const CudaOperatorTime& row : outcome.operators) {
         const double each = row.seconds / kTimedTokens;
         const double bytes = static_cast<double>(row.bytes) / kTimedTokens;
         seconds += each;
         fmt::print("{:<32}{:>8}{:>12.1f}", row.name, row.calls / kTimedTokens, each * 1e6);
-        if (row.bytes > 0 && rig.read_bandwidth > 0) {
+        if (row.bytes > 0 && rig.device.read_bandwidth > 0) {
             fmt::print("{:>12.1f}{:>9.0f} %", bytes / 1e6,
-                       100 * bytes / each / rig.read_bandwidth);
+                       100 * bytes / each / rig.device.read_bandwidth);
         }
         fmt::print("\n");
     }
@@ -99,11 +99,12 @@ Result<void> bench_decode(const DecodeOptions& options) {
     XP_TRY(const Outcome outcome, measure(rig, options));
 
     uint64_t weight_bytes = 0;  // that the device must read for a token
-    for (const OperatorTimes::Row& row : outcome.operators) weight_bytes += row.bytes;
+    for (const CudaOperatorTime& row : outcome.operators) weight_bytes += row.bytes;
     weight_bytes /= kTimedTokens;
     const double median = percentile(outcome.token_seconds, 0.5);
+    const bool measured = rig.device.read_bandwidth > 0;
     const double floor =
-        rig.read_bandwidth > 0 ? static_cast<double>(weight_bytes) / rig.read_bandwidth : 0;
+        measured ? static_cast<double>(weight_bytes) / rig.device.read_bandwidth : 0;
     const CacheStats cache = rig.cache->stats();
     if (options.json) {
         Json json{{"backend", rig.backend.operators->describe()},
@@ -116,9 +117,9 @@ Result<void> bench_decode(const DecodeOptions& options) {
                   {"hits", outcome.hits},
                   {"misses", outcome.misses},
                   {"read_bytes", outcome.read_bytes},
-                  {"weight_bytes_per_token", weight_bytes},
-                  {"read_bandwidth", rig.read_bandwidth},
-                  {"fraction_of_floor", floor / median}};
+                  {"weight_bytes_per_token", measured ? Json(weight_bytes) : Json()},
+                  {"read_bandwidth", measured ? Json(rig.device.read_bandwidth) : Json()},
+                  {"fraction_of_floor", measured ? Json(floor / median) : Json()}};
         fmt::print("{}\n", json.dump());
         return {};
     }
@@ -130,10 +131,10 @@ Result<void> bench_decode(const DecodeOptions& options) {
                "{} hits, {} misses\n", median * 1e3, percentile(outcome.token_seconds, 0.1) * 1e3,
                percentile(outcome.token_seconds, 0.9) * 1e3, 1 / median, outcome.hits,
                outcome.misses);
-    if (floor > 0) {
+    if (measured) {
         fmt::print("floor: {:.1f} MB of weights at {:.0f} GB/s: {:.3f} ms; reached: {:.1f} %\n",
-                   static_cast<double>(weight_bytes) / 1e6, rig.read_bandwidth / 1e9, floor * 1e3,
-                   100 * floor / median);
+                   static_cast<double>(weight_bytes) / 1e6, rig.device.read_bandwidth / 1e9,
+                   floor * 1e3, 100 * floor / median);
         print_operators(rig, outcome);
     }
     return {};

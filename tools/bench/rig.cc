@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "cuda/backend.h"
-
 namespace xp {
 
 Result<Rig> Rig::open(const RigOptions& options) {
@@ -12,21 +10,10 @@ Result<Rig> Rig::open(const RigOptions& options) {
     IoOptions io;
     io.direct = options.direct;
     XP_TRY(rig.reads, make_read_backend(io));
-    Result<Backend> cuda = make_error(ErrorCode::kNotFound, "not asked for");
     if (options.backend != "cpu") {
-        CudaMeasurements measurements;
-        cuda = open_measured_cuda_backend({}, measurements);
+        Result<Backend> cuda = open_measured_cuda_backend({}, rig.device);
         if (cuda) {
             rig.backend = *std::move(cuda);
-            rig.read_bandwidth = measurements.read_bandwidth;
-            rig.times.measure = std::move(measurements.measure);
-            rig.times.take = [take = std::move(measurements.take)] {
-                std::vector<OperatorTimes::Row> rows;
-                for (const CudaOperatorTime& t : take()) {
-                    rows.push_back({t.name, t.calls, t.seconds, t.bytes});
-                }
-                return rows;
-            };
         } else if (options.backend == "cuda") {
             return std::move(cuda).error();
         }
