@@ -253,13 +253,13 @@ Result<void> place_tensors(std::vector<TensorInfo>& tensors, const GgufFile::Fil
     return {};
 }
 
+// An empty tensor may lie between others, but in none.
 Result<void> check_no_overlap(const std::vector<TensorInfo>& tensors) {
     std::vector<const TensorInfo*> order;
-    for (const TensorInfo& tensor : tensors) {
-        if (tensor.bytes > 0) order.push_back(&tensor);
-    }
-    std::sort(order.begin(), order.end(),
-              [](const TensorInfo* a, const TensorInfo* b) { return a->offset < b->offset; });
+    for (const TensorInfo& tensor : tensors) order.push_back(&tensor);
+    std::ranges::sort(order, [](const TensorInfo* a, const TensorInfo* b) {
+        return std::pair(a->offset, a->bytes) < std::pair(b->offset, b->bytes);
+    });
     for (size_t i = 1; i < order.size(); ++i) {
         const TensorInfo& before = *order[i - 1];
         if (before.offset + before.bytes > order[i]->offset) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <tuple>
 
 #include <fmt/ranges.h>
 
@@ -113,7 +114,8 @@ Result<PackLayer> describe_layer(uint32_t number,
     return layer;
 }
 
-// Tensors and the gaps around them, in file order.
+// Tensors and the gaps around them, in file order; an empty tensor before the one that starts where
+// it lies.
 void plan_steps(const GgufFile& source, const LayerTensors& layers, BuildPlan& plan) {
     std::map<const TensorInfo*, std::pair<size_t, size_t>> experts;
     size_t index = 0;
@@ -124,7 +126,8 @@ void plan_steps(const GgufFile& source, const LayerTensors& layers, BuildPlan& p
     std::vector<const TensorInfo*> order;
     for (const TensorInfo& tensor : source.tensors()) order.push_back(&tensor);
     std::ranges::stable_sort(order, [](const TensorInfo* a, const TensorInfo* b) {
-        return std::pair(a->file, a->offset) < std::pair(b->file, b->offset);
+        return std::tuple(a->file, a->offset, a->bytes) <
+               std::tuple(b->file, b->offset, b->bytes);
     });
     const auto skip = [&](uint32_t file, uint64_t begin, uint64_t end) {
         if (begin >= end) return;

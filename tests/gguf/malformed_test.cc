@@ -195,8 +195,12 @@ std::vector<Case> tensor_cases() {
              std::string(64, 'x'), kCorrupt, {"'first' (33 bytes", "'second'", "overlap"}},
         {"OverlapInAnotherOrder",
          padded(header(3, 0) + tensor("c", {4}, 24, 64) + tensor("a", {80}, 24, 0) +
-                tensor("none", {0}, 24, 64)) + std::string(96, 'x'), kCorrupt,
+                tensor("none", {0}, 24, 0)) + std::string(96, 'x'), kCorrupt,
          {"'a' (80 bytes", "'c'", "overlap"}},
+        {"EmptyInsideAnother",
+         padded(header(2, 0) + tensor("none", {0}, 24, 32) + tensor("a", {33}, 24, 0)) +
+             std::string(64, 'x'), kCorrupt,
+         {"'a' (33 bytes", "'none'", "overlap"}},
         {"TwoHugeTensors",
          padded(header(2, 0) + tensor("a", {(1ull << 63) - 64}, 24, 0) +
                 tensor("b", {(1ull << 63) - 64}, 24, (1ull << 63) - 64)) +
