@@ -194,5 +194,34 @@ TEST_P(TinyModel, ExpertsAndIndexerPicksAreTheOracles) {
     }
 }
 
+TEST_P(TinyModel, ChosenExpertsTakeThePlaceOfTheRoutersAndTheTokens) {
+    const LoadedModel loaded = load(pack_of(the_case().gguf));
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> natural, seen;
+    const auto record = [](auto& into) {
+        return [&into](uint32_t layer, uint32_t row, std::span<const uint32_t> ids,
+                       std::span<const float>) {
+            into[{layer, row}].assign(ids.begin(), ids.end());
+        };
+    };
+    PassObserver observer;
+    observer.routed = record(natural);
+    const std::vector<float> expected = prefill(loaded, kPositions, &observer);
+    uint32_t turn = 0;
+    observer.routed = record(seen);
+    observer.choose = [&](uint32_t layer, uint32_t row, std::span<uint32_t> experts) {
+        const std::vector<uint32_t>& ids = natural.at({layer, row});
+        ASSERT_EQ(experts.size(), ids.size());
+        const uint32_t n = loaded.model->info().n_experts;
+        for (size_t i = 0; i < ids.size(); ++i) experts[i] = (ids[i] + turn) % n;
+    };
+    expect_identical(expected, prefill(loaded, kPositions, &observer), "the same experts");
+    turn = 1;
+    EXPECT_NE(expected, prefill(loaded, kPositions, &observer));
+    ASSERT_EQ(seen.size(), natural.size());
+    for (const auto& [key, ids] : natural) {
+        EXPECT_EQ(seen[key].front(), (ids.front() + 1) % loaded.model->info().n_experts);
+    }
+}
+
 }  // namespace
 }  // namespace xp::test

@@ -31,6 +31,7 @@ public:
     enum class Fault : uint8_t {
         kNone,
         kFail,     // one piece of the request, any, ends with EIO
+        kEnd,      // one piece of the request, any, gets no bytes, as at the end of a file
         kBadByte,  // one bit of the request is wrong
     };
     // How often something harmless happens, out of 100 pieces.
@@ -168,6 +169,7 @@ private:
             return at >= piece.buffer && at < piece.buffer + piece.bytes;
         };
         if (flight.fault == Fault::kFail && strikes()) return -EIO;
+        if (flight.fault == Fault::kEnd && strikes()) return 0;
         uint64_t bytes = piece.bytes;
         const uint64_t pages = bytes / kPageBytes;
         if (pages > 1 && chance(weather_.short_reads)) {

@@ -2,6 +2,7 @@
 // one error that names expert, layer and file; and the next one on a healthy drive is right again.
 #include <gmock/gmock.h>
 
+#include "tests/engine/backends.h"
 #include "tests/engine/model_fixture.h"
 #include "tests/fault/faulty_backend.h"
 
@@ -18,8 +19,8 @@ const std::vector<TokenId> kPrompt = {1, 77, 310, 5, 99, 204, 441, 12, 300, 7};
 
 struct Rig {
     std::unique_ptr<Pack> pack;
-    std::unique_ptr<FaultyBackend> backend;
-    std::unique_ptr<Operators> operators;
+    std::unique_ptr<FaultyBackend> reads;
+    Backend backend;
     std::unique_ptr<ExpertCache> cache;
     std::unique_ptr<Model> model;
 };
@@ -29,18 +30,19 @@ Rig make_rig(uint64_t seed, FaultyBackend::Weather weather, VerifyMode verify) {
     Rig rig;
     const auto attempt = [&]() -> Result<void> {
         XP_TRY(rig.pack, Pack::open(pack_of(kTinyDeepSeek4), {.direct = false}));
-        rig.backend = std::make_unique<FaultyBackend>(seed, weather, 2 * kPageBytes);
-        XP_TRY(rig.operators, make_cpu_operators(1));
+        rig.reads = std::make_unique<FaultyBackend>(seed, weather, 2 * kPageBytes);
+        XP_TRY(rig.backend, open_model_backend(1));
+        XP_TRY(std::unique_ptr<SlotMemory> slots, rig.backend.make_slot_memory());
         XP_TRY(const uint32_t top_k, experts_per_token(rig.pack->resident().metadata()));
         uint64_t stride = 0;
         for (const PackLayer& layer : rig.pack->manifest().layers) {
             stride = std::max(stride, layer.stride);
         }
         XP_TRY(rig.cache,
-               ExpertCache::create(*rig.pack, *rig.backend, make_host_slot_memory(),
+               ExpertCache::create(*rig.pack, *rig.reads, std::move(slots),
                                    {.bytes = (top_k + ExpertCache::kInFlightSlots) * stride,
                                     .verify = verify, .top_k = top_k}));
-        XP_TRY(rig.model, load_model(*rig.pack, *rig.operators, *rig.cache,
+        XP_TRY(rig.model, load_model(*rig.pack, *rig.backend.operators, *rig.cache,
                                      {.context = 64, .kv = KvType::kF32}));
         return {};
     };
@@ -68,6 +70,26 @@ Result<std::vector<float>> logits_of(Model& model) {
     return logits;
 }
 
+// The first tokens of the prompt as the beginnings of several sequences in one pass: all logits, or
+// the error.
+constexpr size_t kBatch = 4, kEach = 2;
+Result<std::vector<float>> batch_logits(Model& model) {
+    std::vector<std::unique_ptr<Sequence>> sequences(kBatch);
+    std::vector<Row> rows;
+    for (size_t i = 0; i < kBatch; ++i) {
+        XP_TRY(sequences[i], model.create_sequence());
+        for (size_t j = 0; j < kEach; ++j) rows.push_back({sequences[i].get(), kPrompt[j], true});
+    }
+    XP_TRY(const std::unique_ptr<ForwardPass> pass, model.forward(rows));
+    XP_CHECK(run_to_end(*pass));
+    std::vector<float> logits;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const auto row = pass->logits(i);
+        logits.insert(logits.end(), row.begin(), row.end());
+    }
+    return logits;
+}
+
 const std::vector<float>& quiet_logits() {
     static const std::vector<float> logits = [] {
         const LoadedModel loaded = load(pack_of(kTinyDeepSeek4));
@@ -86,8 +108,8 @@ TEST(ModelFaultTest, ALateReorderedInterruptedAndCutDriveChangesNoBitOfTheLogits
         ASSERT_TRUE(logits) << logits.error().message;
         expect_identical(*logits, quiet_logits(), "logits");
     }
-    EXPECT_GT(rig.backend->stats().short_reads, 100u);
-    EXPECT_GT(rig.backend->stats().retries, 100u);
+    EXPECT_GT(rig.reads->stats().short_reads, 100u);
+    EXPECT_GT(rig.reads->stats().retries, 100u);
 }
 
 // One read in so many goes wrong, which ones the seed says; all runs through the same cache.
@@ -96,7 +118,7 @@ TEST(ModelFaultTest, FailedAndDamagedReadsEndThePassWithTheirNameAndNothingElseI
     uint64_t failed = 0;
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(fmt::format("seed {}", seed));
-        rig.backend->set_fault([random = std::mt19937_64(seed)](const ReadRequest&) mutable {
+        rig.reads->set_fault([random = std::mt19937_64(seed)](const ReadRequest&) mutable {
             const uint64_t dice = random() % 400;
             return dice == 0 ? Fault::kFail : dice == 1 ? Fault::kBadByte : Fault::kNone;
         });
@@ -110,7 +132,7 @@ TEST(ModelFaultTest, FailedAndDamagedReadsEndThePassWithTheirNameAndNothingElseI
             EXPECT_THAT(error.message, AllOf(HasSubstr("expert "), HasSubstr(" of layer "),
                                              HasSubstr("experts.000.xpk")));
         }
-        rig.backend->set_fault(nullptr);
+        rig.reads->set_fault(nullptr);
         const auto healthy = logits_of(*rig.model);
         ASSERT_TRUE(healthy) << healthy.error().message;
         expect_identical(*healthy, quiet_logits(), "logits on a healthy drive");
@@ -119,6 +141,52 @@ TEST(ModelFaultTest, FailedAndDamagedReadsEndThePassWithTheirNameAndNothingElseI
                 static_cast<unsigned long long>(kSeeds));
     EXPECT_GT(failed, kSeeds / 4);
     EXPECT_LT(failed, kSeeds);
+}
+
+// The n-th read of a batch goes wrong, for every n and each way there is.
+TEST(ModelFaultTest, AnyBadReadOfABatchEndsItWithItsNameAndLeavesNothingToBeHitLater) {
+    Rig rig = make_rig(3, FaultyBackend::kStorm, VerifyMode::kRead);
+    std::vector<float> expected;
+    for (size_t i = 0; i < kBatch; ++i) {
+        const auto first = quiet_logits().begin();
+        expected.insert(expected.end(), first, first + ptrdiff_t{kEach * kTinyVocab});
+    }
+    const struct {
+        Fault fault;
+        ErrorCode code;
+        const char* text;
+    } kinds[] = {{Fault::kFail, ErrorCode::kIo, "Input/output error"},
+                 {Fault::kEnd, ErrorCode::kIo, "only 0 of"},
+                 {Fault::kBadByte, ErrorCode::kCorrupt, "checksum"}};
+    int ended = 0;
+    for (const auto& [fault, code, text] : kinds) {
+        for (uint64_t nth = 0; nth < 40; nth += 3) {
+            SCOPED_TRACE(fmt::format("read {}, {}", nth, text));
+            std::optional<uint64_t> bad;  // its place
+            uint64_t reads = 0;
+            rig.reads->set_fault([&, kind = fault](const ReadRequest& request) {
+                if (reads++ == nth) bad = request.offset;
+                // It stays bad until the drive is healthy again.
+                return bad == request.offset ? kind : Fault::kNone;
+            });
+            const auto logits = batch_logits(*rig.model);
+            rig.reads->settle();
+            rig.reads->set_fault(nullptr);
+            ASSERT_TRUE(bad);
+            if (!logits) {
+                ++ended;
+                EXPECT_EQ(logits.error().code, code);
+                EXPECT_THAT(logits.error().message,
+                            AllOf(HasSubstr("expert "), HasSubstr("experts.000.xpk"),
+                                  HasSubstr(fmt::format("offset {}", *bad)), HasSubstr(text)));
+            }
+            const auto healthy = batch_logits(*rig.model);
+            ASSERT_TRUE(healthy) << healthy.error().message;
+            expect_identical(*healthy, expected, "logits on a healthy drive");
+        }
+    }
+    // Only a read ahead of need may fail without harm, when its expert makes room unused.
+    EXPECT_GT(ended, 3 * 14 / 2);
 }
 
 }  // namespace

@@ -192,9 +192,18 @@ void DeepSeek4Pass::pick_rows() {
     if (observer_.indexed) observe_picks();
 }
 
-std::vector<uint32_t> DeepSeek4Pass::hash_experts(const DeepSeek4Layer& l) const {
+std::vector<uint32_t> DeepSeek4Pass::fixed_experts(uint32_t layer) const {
     const uint32_t k = model_.config_.top_k;
+    const DeepSeek4Layer& l = model_.layers_[layer];
     std::vector<uint32_t> ids;
+    if (observer_.choose) {
+        ids.resize(rows_.size() * k);
+        for (uint32_t row = 0; row < n_rows(); ++row) {
+            observer_.choose(layer, row, std::span(ids).subspan(uint64_t{row} * k, k));
+        }
+        return ids;
+    }
+    if (l.hash_experts.empty()) return ids;
     for (const Row& row : rows_) {
         const auto first = l.hash_experts.begin() + ptrdiff_t{row.token} * k;
         ids.insert(ids.end(), first, first + k);
@@ -207,8 +216,7 @@ void DeepSeek4Pass::route() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
     ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    std::vector<uint32_t> fixed;
-    if (!l.hash_experts.empty()) fixed = hash_experts(l);
+    const std::vector<uint32_t> fixed = fixed_experts(layer_);
     std::vector<uint32_t> ids(rows_.size() * c.top_k);
     std::vector<float> weights(ids.size());
     ops_.route({.logits = work_->router, .bias = l.router_bias,
@@ -246,7 +254,7 @@ void DeepSeek4Pass::prefetch_next_layer() {
     if (layer_ + 1 >= model_.config_.n_layers) return;
     const DeepSeek4Layer& next = model_.layers_[layer_ + 1];
     if (next.hash_experts.empty()) return;
-    std::vector<uint32_t> ids = hash_experts(next);
+    std::vector<uint32_t> ids = fixed_experts(layer_ + 1);
     std::sort(ids.begin(), ids.end());
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
     model_.cache_.prefetch(next.experts->layer, ids);

@@ -44,7 +44,8 @@ private:
     void hyper_connection(const HyperConnection& hc, const float* norm);
     void fill_turns(std::span<const double> frequencies, float* turns);
     void prefetch_next_layer();
-    std::vector<uint32_t> hash_experts(const DeepSeek4Layer& layer) const;
+    // [n_rows][top_k] where the router does not choose; empty where it does.
+    std::vector<uint32_t> fixed_experts(uint32_t layer) const;
     void observe_routing(std::span<const uint32_t> ids, std::span<const float> weights) const;
     void observe_picks() const;
 
