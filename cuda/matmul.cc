@@ -8,6 +8,10 @@ void launch_f16(const MatmulArgs& args, bool aligned, cudaStream_t stream);
 void launch_bf16(const MatmulArgs& args, bool aligned, cudaStream_t stream);
 void launch_q8_0(const MatmulArgs& args, bool aligned, cudaStream_t stream);
 void launch_mxfp4(const MatmulArgs& args, bool aligned, cudaStream_t stream);
+void launch_q2_k(const MatmulArgs& args, cudaStream_t stream);
+void launch_q3_k(const MatmulArgs& args, cudaStream_t stream);
+void launch_q4_k(const MatmulArgs& args, cudaStream_t stream);
+void launch_q6_k(const MatmulArgs& args, cudaStream_t stream);
 
 namespace {
 
@@ -32,6 +36,10 @@ void launch_matmul(const MatmulArgs& args, cudaStream_t stream) {
         case RowForm::kQ8_0Split: return launch_q8_0(args, aligned, stream);
         case RowForm::kMxfp4:
         case RowForm::kMxfp4Split: return launch_mxfp4(args, aligned, stream);
+        case RowForm::kQ2_K: return launch_q2_k(args, stream);
+        case RowForm::kQ3_K: return launch_q3_k(args, stream);
+        case RowForm::kQ4_K: return launch_q4_k(args, stream);
+        case RowForm::kQ6_K: return launch_q6_k(args, stream);
     }
 }
 

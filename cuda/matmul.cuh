@@ -6,6 +6,7 @@
 
 #include "cuda/matmul.h"
 #include "cuda/matmul_readers.cuh"
+#include "cuda/matmul_readers_k.cuh"
 
 namespace xp::cuda {
 
@@ -49,6 +50,21 @@ __device__ uint32_t first_sum(uint32_t lane) {
 template <int N>
 __device__ bool owns_sums(uint32_t lane) {
     return N >= kLanes || lane % (kLanes / (N < kLanes ? N : kLanes)) == 0;
+}
+
+// Whether a piece is several runs of elements of one super-block, which the reader knows.
+template <class Reader>
+constexpr bool has_runs() {
+    return requires { Reader::element(0u, 0); };
+}
+// Where a quad of a piece begins in its row.
+template <class Reader>
+__device__ uint32_t element_of(uint32_t piece, int quad) {
+    if constexpr (has_runs<Reader>()) {
+        return Reader::element(piece, quad);
+    } else {
+        return piece * Reader::kElements + 4 * static_cast<uint32_t>(quad);
+    }
 }
 
 // Elements `element` .. `element` + 3 of a row of n, zero behind its end.
@@ -174,8 +190,9 @@ __global__ void __launch_bounds__(kWarps * kLanes)
         const bool inside = column0 + c < job.n_columns;
         const float* x = column_of_x(args, job, inside ? column0 + c : column0);
         for (uint32_t t = threadIdx.x; t < staged_pieces * kQuads; t += blockDim.x) {
+            const uint32_t element = element_of<Reader>(t / kQuads, static_cast<int>(t % kQuads));
             staged[(c * kQuads + t % kQuads) * pitch + t / kQuads] =
-                load_quad<Reader::kAligned>(x, 4 * t, inside ? args.cols : 0);
+                load_quad<Reader::kAligned>(x, element, inside ? args.cols : 0);
         }
     }
     float* const shared = reinterpret_cast<float*>(staged + C * kQuads * pitch);
@@ -270,7 +287,8 @@ __global__ void __launch_bounds__(kWarps * kLanes)
                 const float* x = column_of_x(args, job, inside ? column0 + c : column0);
                 for (uint32_t t = threadIdx.x; t < staged_pieces * kQuads; t += blockDim.x) {
                     const uint32_t i = t / kQuads;
-                    const uint32_t element = piece_at(i) * Reader::kElements + 4 * (t % kQuads);
+                    const uint32_t element =
+                        element_of<Reader>(piece_at(i), static_cast<int>(t % kQuads));
                     staged[(c * kQuads + t % kQuads) * pitch + i] =
                         load_quad<Reader::kAligned>(x, element, inside ? args.cols : 0);
                 }
@@ -311,16 +329,19 @@ __global__ void __launch_bounds__(kWarps * kLanes)
 
 constexpr uint32_t kMaxSharedBytes = 96 * 1024;  // every target has 99 KiB
 
-// A handful of rows, each long enough for a block of its own (the mixes of hyper-connections).
-inline bool is_long(uint32_t n_pieces, uint32_t rows) {
-    return rows <= 64 && n_pieces >= kManyWarps * kLanes;
+// A handful of rows, each long enough for a block of its own (the mixes of hyper-connections,
+// which are never of K types).
+template <class Reader>
+bool is_long(uint32_t n_pieces, uint32_t rows) {
+    return !has_runs<Reader>() && rows <= 64 && n_pieces >= kManyWarps * kLanes;
 }
 
 // W: as many warps per row as make the rows busy a large device, but no more than have a step each.
 // A matter of type, K and rows only. Gated products come for several experts at a time.
-inline uint32_t warps_per_row(uint32_t n_pieces, uint32_t rows, bool gated) {
+template <class Reader>
+uint32_t warps_per_row(uint32_t n_pieces, uint32_t rows, bool gated) {
     constexpr uint32_t kBusy = 16384;  // rows times warps, with four rows a warp
-    if (!gated && is_long(n_pieces, rows)) return kManyWarps;
+    if (!gated && is_long<Reader>(n_pieces, rows)) return kManyWarps;
     const uint32_t at_a_time = gated ? 4 * rows : rows;
     uint32_t warps = 1;
     while (warps < kWarps && at_a_time * warps < kBusy && n_pieces > warps * kLanes) warps *= 2;
@@ -331,7 +352,7 @@ template <class Reader>
 Tiling tiling_of(const MatmulArgs& args) {
     Tiling tiling{};
     tiling.n_pieces = (args.cols + Reader::kElements - 1) / Reader::kElements;
-    tiling.warps_per_row = warps_per_row(tiling.n_pieces, args.rows, args.gated);
+    tiling.warps_per_row = warps_per_row<Reader>(tiling.n_pieces, args.rows, args.gated);
     const uint32_t step_pieces = tiling.warps_per_row * kLanes;
     tiling.total_steps = (tiling.n_pieces + step_pieces - 1) / step_pieces;
     return tiling;
@@ -388,17 +409,26 @@ void launch_many(const MatmulArgs& args, cudaStream_t stream) {
     many_columns<Reader, R, C, kGated><<<grid, kWarps * kLanes, bytes, stream>>>(args, tiling);
 }
 
+// Of readers that need many registers for a piece, a warp takes fewer rows at a time.
+template <class Reader>
+constexpr bool has_fewer_rows() {
+    return requires { Reader::kFewerRows; };
+}
+
 // How many rows and columns a warp takes changes no sum.
 template <class Reader, bool kGated>
 void launch_columns(const MatmulArgs& args, cudaStream_t stream) {
-    constexpr int kRows = kGated ? 2 : 4;
+    constexpr int kRows = (kGated ? 2 : 4) / (has_fewer_rows<Reader>() ? 2 : 1);
     constexpr uint32_t kFewRows = 1024;  // not enough to keep a large device busy
+    const uint32_t n_pieces = (args.cols + Reader::kElements - 1) / Reader::kElements;
     bool launched = false;
-    if (!kGated && is_long((args.cols + Reader::kElements - 1) / Reader::kElements, args.rows)) {
-        launched = args.max_columns == 1
-                       ? launch_few<Reader, 1, 1, false, kManyWarps>(args, stream)
-                       : args.max_columns <= 4 &&
-                             launch_few<Reader, 1, 4, false, kManyWarps>(args, stream);
+    if (!kGated && is_long<Reader>(n_pieces, args.rows)) {
+        if constexpr (!kGated && !has_runs<Reader>()) {
+            launched = args.max_columns == 1
+                           ? launch_few<Reader, 1, 1, false, kManyWarps>(args, stream)
+                           : args.max_columns <= 4 &&
+                                 launch_few<Reader, 1, 4, false, kManyWarps>(args, stream);
+        }
     } else if (args.max_columns == 1) {
         launched = args.rows <= kFewRows ? launch_few<Reader, 1, 1, kGated>(args, stream)
                                          : launch_few<Reader, kRows, 1, kGated>(args, stream);

@@ -2,8 +2,8 @@
 // thousands, one matrix or one per expert.
 //
 // The order of a sum depends on the weight's type, rows and number of columns (K) only. A row is
-// cut into pieces of consecutive elements (what 16 bytes of codes hold); piece p belongs to lane
-// p mod 32 of warp (p / 32) mod W of its thread block, where W follows from rows and pieces. A lane
+// cut into pieces of consecutive elements (what 16 bytes of codes hold; of K types these are runs of
+// 16 elements, 32 or 64 apart: cuda/matmul_readers_k.cuh); piece p belongs to lane p mod 32 of warp (p / 32) mod W of its thread block, where W follows from rows and pieces. A lane
 // takes its pieces in ascending order: of types with scales it adds up a piece's codes times x on
 // their own, scales that sum and adds it; of others every element is added to the lane's sum
 // directly; always in ascending elements, with fused multiply-adds. The 32 lanes are added as a
@@ -21,8 +21,11 @@
 namespace xp::cuda {
 
 // How a row of weights is stored. Split forms: all codes of the row, then all its scales, in the
-// order of the blocks (StorageLayout::kSplit).
-enum class RowForm : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ8_0Split, kMxfp4, kMxfp4Split };
+// order of the blocks (StorageLayout::kSplit). K types: all weights and rows of x must begin at
+// multiples of 16 bytes.
+enum class RowForm : uint8_t {
+    kF32, kF16, kBF16, kQ8_0, kQ8_0Split, kMxfp4, kMxfp4Split, kQ2_K, kQ3_K, kQ4_K, kQ6_K
+};
 
 // One matrix times some columns of x. Column c stands for row x_rows[c] of x and y_rows[c] of y, or
 // where those are null for rows x_first + c and y_first + c.

@@ -7,15 +7,27 @@
 namespace xp::cuda {
 namespace {
 
-// The form a kernel of matmul.h reads; nothing for types that are unpacked first.
-std::optional<RowForm> form_of(const Weight& w) {
+constexpr uint64_t kVectorBytes = 16;
+
+bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % kVectorBytes == 0; }
+
+// The form a kernel of matmul.h reads; nothing for what is unpacked first: types without kernels,
+// and K types where not everything is `aligned`, weights and rows of x.
+std::optional<RowForm> form_of(const Weight& w, bool aligned) {
     const bool split = w.layout == StorageLayout::kSplit;
+    const auto if_aligned = [&](RowForm form) {
+        return aligned ? std::optional(form) : std::nullopt;
+    };
     switch (w.type) {
         case GgmlType::kF32: return RowForm::kF32;
         case GgmlType::kF16: return RowForm::kF16;
         case GgmlType::kBF16: return RowForm::kBF16;
         case GgmlType::kQ8_0: return split ? RowForm::kQ8_0Split : RowForm::kQ8_0;
         case GgmlType::kMXFP4: return split ? RowForm::kMxfp4Split : RowForm::kMxfp4;
+        case GgmlType::kQ2_K: return if_aligned(RowForm::kQ2_K);
+        case GgmlType::kQ3_K: return if_aligned(RowForm::kQ3_K);
+        case GgmlType::kQ4_K: return if_aligned(RowForm::kQ4_K);
+        case GgmlType::kQ6_K: return if_aligned(RowForm::kQ6_K);
         default: return std::nullopt;
     }
 }
@@ -181,7 +193,7 @@ void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
         args.jobs = push(jobs);
         if (error_) return;
     }
-    args.form = *form_of(w);
+    args.form = *form_of(w, args.aligned_base && is_aligned(args.x));
     args.row_bytes = row_bytes(w.type, w.cols);
     launch_matmul(args, stream_);
 }
@@ -192,7 +204,8 @@ void CudaOperators::matmul(const Weight& w, const float* x, uint32_t n_rows, flo
 
 void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const float* x,
                                    uint32_t n_rows, float* y) {
-    const Weight w = form_of(stored) ? stored : unpacked(stored, unpacked_);
+    const bool aligned = is_aligned(stored.data) && is_aligned(x);
+    const Weight w = form_of(stored, aligned) ? stored : unpacked(stored, unpacked_);
     if (error_) return;
     const uint64_t bytes = row_bytes(w.type, w.cols);
     MatmulArgs args;
@@ -202,7 +215,7 @@ void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const 
     args.y = y;
     args.y_stride = w.rows;
     args.max_columns = n_rows;
-    args.aligned_base = reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+    args.aligned_base = is_aligned(w.data);
     std::vector<MatmulJob> jobs(groups);
     for (uint32_t g = 0; g < groups; ++g) {
         MatmulJob& job = jobs[g];
@@ -479,7 +492,8 @@ void CudaOperators::experts(const ExpertArgs& args) {
 void CudaOperators::expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
                                     std::span<const MatmulJob> jobs) {
     for (const MatmulJob& job : jobs) args.max_columns = std::max(args.max_columns, job.n_columns);
-    if (other == nullptr && form_of(shape)) return matmul_jobs(args, shape, jobs);
+    const bool aligned = args.aligned_base && is_aligned(args.x);
+    if (other == nullptr && form_of(shape, aligned)) return matmul_jobs(args, shape, jobs);
     args.aligned_base = true;
     for (MatmulJob job : jobs) {
         Weight w = shape;

@@ -1,0 +1,9 @@
+#include "cuda/matmul.cuh"
+
+namespace xp::cuda {
+
+void launch_q3_k(const MatmulArgs& args, cudaStream_t stream) {
+    launch_form<Q3_KReader>(args, stream);
+}
+
+}  // namespace xp::cuda

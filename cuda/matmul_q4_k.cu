@@ -1,0 +1,9 @@
+#include "cuda/matmul.cuh"
+
+namespace xp::cuda {
+
+void launch_q4_k(const MatmulArgs& args, cudaStream_t stream) {
+    launch_form<Q4_KReader>(args, stream);
+}
+
+}  // namespace xp::cuda
