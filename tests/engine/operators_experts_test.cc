@@ -269,5 +269,28 @@ TEST_P(OperatorsExperts, OneTokenOfSixExpertsOfMixedTypes) {
     check(set, std::vector<std::vector<uint32_t>>(6, {0}), 1, 6, 6);
 }
 
+// As files of few bits per weight have them, for one token and for many.
+TEST_P(OperatorsExperts, OfKTypes) {
+    using enum GgmlType;
+    for (const auto& [gate, up, down] : {std::array{kQ2_K, kQ2_K, kQ3_K}, {kQ4_K, kQ4_K, kQ6_K},
+                                         {kQ3_K, kQ3_K, kQ4_K}, {kQ6_K, kQ6_K, kQ2_K},
+                                         {kQ2_K, kQ3_K, kQ3_K}}) {
+        SCOPED_TRACE(fmt::format("{}, {} and {}", traits_of(gate).name, traits_of(up).name,
+                                 traits_of(down).name));
+        std::vector<ExpertSet> set;
+        std::vector<std::vector<uint32_t>> rows;
+        for (const uint32_t count : {1u, 19u, 2u, 4u}) {
+            set.push_back(expert(gate, up, down, 768, 256));
+            rows.emplace_back();
+            for (uint32_t i = 0; i < count; ++i) {
+                rows.back().push_back((i * 5 + static_cast<uint32_t>(set.size())) % 23);
+            }
+        }
+        ASSERT_NO_FATAL_FAILURE(check(set, rows, 23, 4, 3));
+        const std::vector<std::vector<uint32_t>> one_token(set.size(), {0});
+        ASSERT_NO_FATAL_FAILURE(check(set, one_token, 1, 4, 4));
+    }
+}
+
 }  // namespace
 }  // namespace xp::test
