@@ -55,6 +55,7 @@ Result<Backend> open_measured_cuda_backend(const CudaOptions& options,
     std::unique_ptr<CudaOperators> plain(
         static_cast<CudaOperators*>(backend.operators.release()));
     auto timed = std::make_unique<cuda::TimedOperators>(std::move(plain));
+    measurements.measure_upload = cuda::measure_upload_bandwidth;
     measurements.measure = [timed = timed.get()](bool on) { timed->measure(on); };
     measurements.take = [timed = timed.get()] { return timed->take_times(); };
     backend.operators = std::move(timed);

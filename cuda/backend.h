@@ -35,6 +35,8 @@ struct CudaOperatorTime {
 };
 struct CudaMeasurements {
     double read_bandwidth = 0;  // bytes per second of a plain kernel that reads device memory
+    // Bytes per second of copies of so many bytes each from pinned memory.
+    std::function<Result<double>(uint64_t)> measure_upload;
     std::function<void(bool)> measure;
     std::function<std::vector<CudaOperatorTime>()> take;  // since the last call
 };

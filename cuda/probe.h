@@ -11,4 +11,8 @@ namespace xp::cuda {
 // device's caches), best of several runs.
 Result<double> measure_read_bandwidth(uint64_t bytes);
 
+// Bytes per second of copies of `bytes` each from pinned memory to the device, one after the other
+// on a stream; best of several runs.
+Result<double> measure_upload_bandwidth(uint64_t bytes);
+
 }  // namespace xp::cuda

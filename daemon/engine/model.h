@@ -70,8 +70,8 @@ struct PassObserver {
     std::function<void(uint32_t layer, uint32_t row, std::span<const uint32_t> picks)> indexed;
     // The residual state of all rows after a layer.
     std::function<void(uint32_t layer, std::span<const float> state)> layer_done;
-    // For benchmarks: puts the experts of a row in place of those that the router or the token would
-    // choose, distinct and in range; weights stay the router's. May be asked again for the same row.
+    // For benchmarks: puts the experts of a row, distinct and in range, in place of those that the
+    // router or the token would choose; weights stay the router's. May be asked again for a row.
     std::function<void(uint32_t layer, uint32_t row, std::span<uint32_t> experts)> choose;
 };
 

@@ -16,21 +16,6 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Tokens that have nothing to do with each other: what the model would say plays no part here.
-TokenId token_at(uint64_t position, uint32_t n_vocab) {
-    return static_cast<TokenId>((position * 2'654'435'761u >> 7) % n_vocab);
-}
-
-Result<void> forward(Rig& rig, Sequence& sequence, uint32_t n, bool logits) {
-    std::vector<Row> rows;
-    for (uint32_t i = 0; i < n; ++i) {
-        rows.push_back({&sequence, token_at(sequence.position() + i, rig.model->info().n_vocab),
-                        logits && i + 1 == n});
-    }
-    XP_TRY(const std::unique_ptr<ForwardPass> pass, rig.model->forward(rows));
-    return run_to_end(*pass);
-}
-
 double percentile(std::vector<double> values, double p) {
     std::sort(values.begin(), values.end());
     return values[static_cast<size_t>(p * static_cast<double>(values.size() - 1))];
@@ -48,14 +33,14 @@ constexpr uint32_t kTimedTokens = 8;
 Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
     Outcome outcome;
     XP_TRY(const std::unique_ptr<Sequence> sequence, rig.model->create_sequence());
-    XP_CHECK(forward(rig, *sequence, 1, true));  // what is made once
+    XP_CHECK(forward(rig, *sequence, 1));  // what is made once
     const Clock::time_point start = Clock::now();
-    XP_CHECK(forward(rig, *sequence, options.prompt, true));
+    XP_CHECK(forward(rig, *sequence, options.prompt));
     outcome.prefill_seconds = seconds_since(start);
     const CacheStats before = rig.cache->stats();
     for (uint32_t i = 0; i < options.tokens; ++i) {
         const Clock::time_point token = Clock::now();
-        XP_CHECK(forward(rig, *sequence, 1, true));
+        XP_CHECK(forward(rig, *sequence, 1));
         outcome.token_seconds.push_back(seconds_since(token));
     }
     const CacheStats after = rig.cache->stats();
@@ -64,7 +49,7 @@ Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
     outcome.misses = after.misses - before.misses;
     if (rig.device.measure) {
         rig.device.measure(true);
-        for (uint32_t i = 0; i < kTimedTokens; ++i) XP_CHECK(forward(rig, *sequence, 1, true));
+        for (uint32_t i = 0; i < kTimedTokens; ++i) XP_CHECK(forward(rig, *sequence, 1));
         rig.device.measure(false);
         outcome.operators = rig.device.take();
         std::sort(outcome.operators.begin(), outcome.operators.end(),

@@ -1,52 +1,116 @@
 // xp-bench: measures what the parts of the daemon reach, beside what the machine allows.
 
+#include <charconv>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "daemon/base/size.h"
+#include "tools/bench/bound.h"
 #include "tools/bench/decode.h"
 #include "tools/common/program.h"
 
 namespace xp {
 namespace {
 
-int run(int argc, char** argv) {
-    CLI::App app{"Measures decoding with a pack, beside what memory bandwidth allows"};
-    app.require_subcommand(1);
-    DecodeOptions options;
+constexpr uint32_t kMost = 1u << 20;  // tokens of anything
+
+struct Command {
+    DecodeOptions decode;
+    BoundOptions bound;       // with a trace, and prefill
+    RigOptions rig;
     std::string cache = "0";
+    std::string io = "auto";
     bool buffered = false;
-    CLI::App* decode = app.add_subcommand("decode", "One sequence, token by token");
-    decode->add_option("PACK", options.rig.pack, "An expert pack")->required();
-    decode->add_option("--backend", options.rig.backend, "auto, cpu or cuda")
+};
+
+void add_rig_options(CLI::App& app, Command& command) {
+    app.add_option("PACK", command.rig.pack, "An expert pack")->required();
+    app.add_option("--backend", command.rig.backend, "auto, cpu or cuda")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    decode->add_option("--cache", cache, "Bytes of expert slots, as in 4GiB; 0: all experts");
-    decode->add_option("--policy", options.rig.policy, "lfu or lru")->capture_default_str();
-    decode->add_option("--prompt", options.prompt, "Tokens taken in first")
-        ->check(CLI::Range(1u, 1u << 20))
+    app.add_option("--cache", command.cache,
+                   "Bytes of expert slots, as in 4GiB, or a share of all, as in 15%; 0: all");
+    app.add_option("--policy", command.rig.policy, "lfu or lru")->capture_default_str();
+    app.add_option("--context", command.rig.context, "Tokens of a sequence at most")
         ->capture_default_str();
-    decode->add_option("--tokens", options.tokens, "Tokens that are timed")
-        ->check(CLI::Range(1u, 1u << 20))
+    app.add_option("--threads", command.rig.threads, "Of the CPU backend; 0: all");
+    app.add_option("--io", command.io, "auto, io_uring or pread")
+        ->check(CLI::IsMember({"auto", "io_uring", "pread"}))
         ->capture_default_str();
-    decode->add_option("--context", options.rig.context, "Tokens of a sequence at most")
+    app.add_flag("--buffered", command.buffered, "Read without O_DIRECT, for packs on tmpfs");
+    app.add_option("--trace", command.bound.trace,
+                   "Experts are those of a recording (JSON lines), not the router's");
+    app.add_flag("--json", command.bound.json, "One JSON object");
+}
+
+CLI::Option* add_count(CLI::App& app, const char* name, uint32_t& count, const char* help) {
+    return app.add_option(name, count, help)->check(CLI::Range(1u, kMost))->capture_default_str();
+}
+
+Result<void> read_cache_size(Command& command) {
+    std::string_view text = command.cache;
+    if (!text.ends_with('%')) {
+        XP_TRY(command.rig.cache_bytes, parse_size(text));
+        return {};
+    }
+    text.remove_suffix(1);
+    uint32_t percent = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), percent);
+    if (error != std::errc() || end != text.data() + text.size() || percent < 1 || percent > 100) {
+        return make_error(ErrorCode::kInvalidArgument, "--cache {}: 1% to 100% are possible",
+                          command.cache);
+    }
+    command.rig.cache_share = percent / 100.0;
+    return {};
+}
+
+Result<void> measure(const Command& command, bool prefill) {
+    if (prefill) return bench_prefill(command.bound);
+    if (!command.bound.trace.empty()) return bench_decode_bound(command.bound);
+    return bench_decode(command.decode);
+}
+
+int run(int argc, char** argv) {
+    CLI::App app{"Measures a pack's model, beside what the machine allows"};
+    app.require_subcommand(1);
+    Command command;
+    BoundOptions& bound = command.bound;
+    uint32_t prompt = 2048;
+    CLI::App* decode = app.add_subcommand(
+        "decode", "One sequence, token by token: beside memory's bandwidth, or, with --trace, "
+                  "beside what reading, uploading and computing take alone");
+    add_rig_options(*decode, command);
+    add_count(*decode, "--prompt", bound.prompt, "Tokens taken in first");
+    add_count(*decode, "--tokens", bound.tokens,
+              "Tokens that are timed; with --trace, in a sample");
+    decode->add_option("--warm", bound.warm, "With --trace: tokens before those that are timed")
         ->capture_default_str();
-    decode->add_option("--threads", options.rig.threads, "Of the CPU backend; 0: all");
-    decode->add_flag("--buffered", buffered, "Read without O_DIRECT, for packs on tmpfs");
-    decode->add_flag("--json", options.json, "One JSON object");
+    add_count(*decode, "--samples", bound.samples, "With --trace: how many");
+    CLI::App* prefill = app.add_subcommand(
+        "prefill", "A prompt, beside what reading, uploading and computing take alone");
+    add_rig_options(*prefill, command);
+    add_count(*prefill, "--prompt", prompt, "Tokens of it");
+    prefill->add_option("--chunk", bound.chunk, "Tokens of a forward pass; 0: all at once");
+    add_count(*prefill, "--samples", bound.samples, "How many prompts are timed");
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) == 0 ? kExitOk : kExitUsage;
     }
-    const Result<uint64_t> bytes = parse_size(cache);
-    if (!bytes) {
-        report_error(bytes.error());
+    if (const Result<void> size = read_cache_size(command); !size) {
+        report_error(size.error());
         return kExitUsage;
     }
-    options.rig.cache_bytes = *bytes;
-    options.rig.direct = !buffered;
-    const Result<void> result = bench_decode(options);
+    command.rig.direct = !command.buffered;
+    command.rig.io = command.io == "pread"      ? IoBackendKind::kPread
+                     : command.io == "io_uring" ? IoBackendKind::kUring
+                                                : IoBackendKind::kAuto;
+    bound.rig = command.rig;
+    if (*prefill) bound.prompt = prompt;
+    command.decode = {.rig = command.rig, .prompt = bound.prompt, .tokens = bound.tokens,
+                      .json = bound.json};
+    const Result<void> result = measure(command, bool{*prefill});
     return result ? kExitOk : report_error(result.error());
 }
 

@@ -1,15 +1,39 @@
 #include "tools/bench/rig.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace xp {
+namespace {
+
+// Tokens that have nothing to do with each other: what the model would say plays no part here.
+TokenId token_at(uint64_t position, uint32_t n_vocab) {
+    return static_cast<TokenId>((position * 2'654'435'761u >> 7) % n_vocab);
+}
+
+uint64_t expert_bytes(const Pack& pack) {
+    uint64_t bytes = 0;
+    for (const PackLayer& layer : pack.manifest().layers) bytes += layer.n_experts * layer.stride;
+    return bytes;
+}
+
+}  // namespace
+
+void CountedReads::submit(std::span<const ReadRequest> requests) {
+    for (const ReadRequest& request : requests) {
+        if (!seen_.insert({request.fd, request.offset}).second) ++repeated_;
+    }
+    reads_->submit(requests);
+}
 
 Result<Rig> Rig::open(const RigOptions& options) {
     Rig rig;
     XP_TRY(rig.pack, Pack::open(options.pack, PackOpenOptions{.direct = options.direct}));
     IoOptions io;
     io.direct = options.direct;
-    XP_TRY(rig.reads, make_read_backend(io));
+    io.backend = options.io;
+    XP_TRY(std::unique_ptr<ReadBackend> reads, make_read_backend(io));
+    rig.reads = std::make_unique<CountedReads>(std::move(reads));
     if (options.backend != "cpu") {
         Result<Backend> cuda = open_measured_cuda_backend({}, rig.device);
         if (cuda) {
@@ -22,10 +46,16 @@ Result<Rig> Rig::open(const RigOptions& options) {
         XP_TRY(rig.backend, open_cpu_backend(options.threads));
     }
     XP_TRY(const uint32_t top_k, experts_per_token(rig.pack->resident().metadata()));
+    uint64_t bytes = options.cache_bytes;
+    if (options.cache_share > 0) {
+        bytes = static_cast<uint64_t>(options.cache_share *
+                                      static_cast<double>(expert_bytes(*rig.pack)));
+    }
+    rig.cache_options = {.bytes = bytes, .policy = options.policy, .verify = VerifyMode::kOff,
+                         .top_k = top_k};
     XP_TRY(std::unique_ptr<SlotMemory> slots, rig.backend.make_slot_memory());
-    XP_TRY(rig.cache, ExpertCache::create(*rig.pack, *rig.reads, std::move(slots),
-                                          {.bytes = options.cache_bytes, .policy = options.policy,
-                                           .verify = VerifyMode::kOff, .top_k = top_k}));
+    XP_TRY(rig.cache,
+           ExpertCache::create(*rig.pack, *rig.reads, std::move(slots), rig.cache_options));
     XP_TRY(rig.model, load_model(*rig.pack, *rig.backend.operators, *rig.cache,
                                  {.context = options.context, .kv = KvType::kF32}));
     return rig;
@@ -47,6 +77,36 @@ Result<void> Rig::fill_cache() {
         filled += experts.size();
     }
     return {};
+}
+
+RoutingShape Rig::routing_shape() const {
+    return {static_cast<uint32_t>(pack->manifest().layers.size()), model->info().n_experts,
+            model->info().top_k};
+}
+
+Result<void> forward(Rig& rig, Sequence& sequence, uint32_t n, const Routing* routing,
+                     Routing* record) {
+    const uint64_t position = sequence.position();
+    std::vector<Row> rows;
+    for (uint32_t i = 0; i < n; ++i) {
+        rows.push_back({&sequence, token_at(position + i, rig.model->info().n_vocab), i + 1 == n});
+    }
+    PassObserver observer;
+    if (routing != nullptr) {
+        observer.choose = [=](uint32_t layer, uint32_t row, std::span<uint32_t> experts) {
+            std::ranges::copy(routing->experts(position + row, layer), experts.begin());
+        };
+    }
+    if (record != nullptr) {
+        record->ids.resize((position + n) * record->n_layers * record->top_k);
+        observer.routed = [=](uint32_t layer, uint32_t row, std::span<const uint32_t> experts,
+                              std::span<const float>) {
+            const uint64_t at = (position + row) * record->n_layers + layer;
+            std::ranges::copy(experts, record->ids.begin() + ptrdiff_t(at * record->top_k));
+        };
+    }
+    XP_TRY(const std::unique_ptr<ForwardPass> pass, rig.model->forward(rows, &observer));
+    return run_to_end(*pass);
 }
 
 }  // namespace xp

@@ -1,0 +1,124 @@
+// xp-bench as scripts see it.
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/bench/bench_fixture.h"
+
+namespace xp::test {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+struct Outcome {
+    int status = 0;
+    std::string out;
+    std::string err;
+};
+
+class BenchProgram : public testing::Test {
+protected:
+    Outcome run(std::vector<std::string> arguments) const {
+        arguments.insert(arguments.begin(), XP_BENCH_PROGRAM);
+        std::vector<char*> argv;
+        for (std::string& argument : arguments) argv.push_back(argument.data());
+        argv.push_back(nullptr);
+        const pid_t child = ::fork();
+        if (child == 0) {
+            ::dup2(::open((scratch_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
+            ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
+            ::execv(argv[0], argv.data());
+            ::_exit(127);
+        }
+        int status = 0;
+        EXPECT_EQ(::waitpid(child, &status, 0), child);
+        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
+    }
+    // With the options of a small run.
+    Outcome measure(const std::string& verb, std::vector<std::string> more) const {
+        std::vector<std::string> arguments = {verb, small_pack().string(), "--backend", "cpu",
+                                              "--threads", "1", "--buffered", "--io", "pread"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return run(arguments);
+    }
+    const Scratch scratch_;
+};
+
+TEST_F(BenchProgram, DecodeWithATraceTellsTimesBoundAndBytes) {
+    const Outcome outcome =
+        measure("decode", {"--trace", kTrace, "--cache", "15%", "--prompt", "8", "--warm", "16",
+                           "--tokens", "4", "--samples", "3", "--json"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["unit"], "token");
+    EXPECT_EQ(json["samples"], 3);
+    EXPECT_EQ(json["objects"], 256);
+    EXPECT_EQ(json["slots"], 38);
+    EXPECT_EQ(json["io"], "pread");
+    EXPECT_FALSE(json["direct"]);
+    EXPECT_EQ(json["hits"].get<int>() + json["misses"].get<int>(), 3 * 4 * 4 * 6);
+    for (const char* key : {"time_ms", "compute_ms", "read_ms", "ratio", "predicted_bytes",
+                            "read_bytes", "read_bandwidth", "tokens_per_second"}) {
+        EXPECT_GT(json[key].get<double>(), 0) << key;
+    }
+    const double longest =
+        std::max(json["compute_ms"].get<double>(), json["read_ms"].get<double>());
+    EXPECT_EQ(json["bound_by"], longest == json["read_ms"].get<double>() ? "reads" : "compute");
+    EXPECT_EQ(json["upload_ms"], 0);
+    EXPECT_NEAR(json["bytes_ratio"].get<double>(), 1, 0.1);
+    EXPECT_NEAR(json["mapped_lru_hits"].get<double>(), json["trace_lru_hits"].get<double>(), 0.03);
+}
+
+TEST_F(BenchProgram, PrefillReadsEachExpertOnceInAPass) {
+    for (const bool traced : {true, false}) {
+        std::vector<std::string> more = {"--cache", "15%", "--prompt", "40", "--chunk", "20",
+                                         "--samples", "2", "--json"};
+        if (traced) more.insert(more.end(), {"--trace", kTrace});
+        const Outcome outcome = measure("prefill", more);
+        ASSERT_EQ(outcome.status, 0) << outcome.err;
+        const Json json = Json::parse(outcome.out);
+        EXPECT_EQ(json["unit"], "prompt");
+        EXPECT_EQ(json["reads_repeated"], 0);
+        EXPECT_GT(json["reads"], 38);
+        EXPECT_NEAR(json["bytes_ratio"].get<double>(), 1, 0.05);
+        EXPECT_NEAR(json["tokens_per_second"].get<double>(), 40e3 / json["time_ms"].get<double>(),
+                    1e-3 * json["tokens_per_second"].get<double>());
+    }
+}
+
+TEST_F(BenchProgram, TablesForPeopleSayTheSame) {
+    const Outcome outcome = measure("prefill", {"--cache", "50%", "--prompt", "8", "--samples",
+                                                "1"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* row : {"128 of 256 experts", "ms a prompt", "all experts resident", "buffered",
+                            "of the longest", "of the bytes predicted"}) {
+        EXPECT_THAT(outcome.out, HasSubstr(row));
+    }
+    EXPECT_THAT(measure("decode", {"--tokens", "2", "--prompt", "2"}).out,
+                HasSubstr("256 of 256 experts in slots"));
+}
+
+TEST_F(BenchProgram, WhatIsWrongIsToldInALine) {
+    const std::tuple<std::vector<std::string>, int, const char*> cases[] = {
+        {{"--cache", "0%"}, 2, "--cache 0%"},
+        {{"--cache", "101%"}, 2, "--cache 101%"},
+        {{"--cache", "1.5%"}, 2, "--cache 1.5%"},
+        {{"--cache", "much"}, 2, "much"},
+        {{"--cache", "1"}, 1, "below the hard floor"},
+        {{"--trace", "/nowhere/at.all"}, 1, "/nowhere/at.all"},
+        {{"--policy", "best"}, 1, "best"},
+    };
+    for (auto [arguments, status, text] : cases) {
+        arguments.insert(arguments.end(), {"--prompt", "4"});
+        const Outcome outcome = measure("prefill", arguments);
+        EXPECT_EQ(outcome.status, status) << text;
+        EXPECT_THAT(outcome.err, HasSubstr(text));
+        EXPECT_EQ(outcome.out, "");
+    }
+}
+
+}  // namespace
+}  // namespace xp::test

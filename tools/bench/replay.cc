@@ -1,0 +1,93 @@
+#include "tools/bench/replay.h"
+
+#include <algorithm>
+
+namespace xp {
+namespace {
+
+class InstantReads final : public ReadBackend {
+public:
+    void submit(std::span<const ReadRequest> requests) override {
+        for (const ReadRequest& request : requests) request.queue->push({request.tag, {}});
+    }
+    uint64_t alignment() const override { return 1; }
+    IoStats stats() const override { return {}; }
+};
+
+// Slots that hold nothing, filled from as many buffers as there are.
+class NoSlotMemory final : public SlotMemory {
+public:
+    explicit NoSlotMemory(uint32_t buffers) : free_buffers_(buffers) {}
+    const char* name() const override { return "simulated memory"; }
+    uint64_t usable() const override { return UINT64_MAX; }
+    Result<void> allocate(std::span<const SlotClass>) override { return {}; }
+    std::byte* address(SlotNumber) const override { return nullptr; }
+    bool has_buffer() const override { return free_buffers_ > 0; }
+    std::byte* take_buffer(SlotNumber) override {
+        --free_buffers_;
+        return nullptr;
+    }
+    void fill(SlotNumber) override { ++free_buffers_; }
+    void drop(SlotNumber) override { ++free_buffers_; }
+    void begin_use(std::span<const SlotNumber>) override {}
+    void end_use(std::span<const SlotNumber>) override {}
+    Result<void> status() const override { return {}; }
+    uint64_t copied_bytes() const override { return 0; }
+
+private:
+    uint32_t free_buffers_;
+};
+
+}  // namespace
+
+Replay::Replay(Replay&&) noexcept = default;
+Replay::~Replay() = default;
+
+Result<Replay> Replay::create(const Pack& pack, const CacheOptions& options,
+                              uint32_t read_buffers) {
+    Replay replay;
+    replay.pack_ = &pack;
+    while (pack.resident().find_tensor(
+               fmt::format("blk.{}.ffn_gate_tid2eid.weight", replay.n_hash_layers_)) != nullptr) {
+        ++replay.n_hash_layers_;
+    }
+    replay.reads_ = std::make_unique<InstantReads>();
+    CacheOptions simulated = options;
+    simulated.verify = VerifyMode::kOff;
+    XP_TRY(replay.cache_, ExpertCache::create(pack, *replay.reads_,
+                                              std::make_unique<NoSlotMemory>(read_buffers),
+                                              simulated));
+    return replay;
+}
+
+Result<void> Replay::pass(const Routing& routing, uint64_t first_token, uint32_t n_rows) {
+    for (uint32_t i = 0; i < routing.n_layers; ++i) {
+        const uint32_t block = pack_->manifest().layers[i].layer;
+        const std::vector<uint32_t> experts = distinct_experts(routing, first_token, n_rows, i);
+        ExpertCache::Acquisition acquisition = cache_->acquire(block, experts);
+        if (i + 1 < routing.n_layers && pack_->manifest().layers[i + 1].layer < n_hash_layers_) {
+            cache_->prefetch(pack_->manifest().layers[i + 1].layer,
+                             distinct_experts(routing, first_token, n_rows, i + 1));
+        }
+        for (size_t left = experts.size(); left > 0;) {
+            XP_TRY(const std::span<const ReadyExpert> group, acquisition.next());
+            left -= group.size();
+            acquisition.release();
+        }
+    }
+    return {};
+}
+
+std::vector<uint32_t> distinct_experts(const Routing& routing, uint64_t first_token,
+                                       uint32_t n_rows, uint32_t layer) {
+    std::vector<uint32_t> ids;
+    for (uint64_t token = first_token; token < first_token + n_rows; ++token) {
+        const std::span<const uint32_t> experts = routing.experts(token, layer);
+        ids.insert(ids.end(), experts.begin(), experts.end());
+    }
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
+}
+
+}  // namespace xp
