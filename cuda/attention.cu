@@ -14,6 +14,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/rows.cuh"
+#include "cuda/shared_memory.h"
 
 namespace xp::cuda {
 namespace {
@@ -466,7 +467,7 @@ void launch_for(const DeviceAttention& args, cudaStream_t stream) {
     constexpr uint32_t kRowBytes = kQuads * kWarpSize * sizeof(float4);
     constexpr uint32_t kTileBytes = unit_keys(kQuads) * kRowBytes;
     constexpr uint32_t kDirectBytes = kTileBytes + kWarps * kHeads * kRowBytes;
-    static_assert(kDirectBytes <= 99 * 1024);
+    static_assert(kDirectBytes <= kMaxSharedBytes);
     const bool aligned = aligned_rows(args.q, args.dim) && aligned_rows(args.out, args.dim);
     Split split;
     split.n_units = units_of(args);

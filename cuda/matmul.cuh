@@ -7,6 +7,7 @@
 #include "cuda/matmul.h"
 #include "cuda/matmul_readers.cuh"
 #include "cuda/matmul_readers_k.cuh"
+#include "cuda/shared_memory.h"
 
 namespace xp::cuda {
 
@@ -326,8 +327,6 @@ __global__ void __launch_bounds__(kWarps * kLanes)
 }
 
 // ---- launching ----------------------------------------------------------------------------------
-
-constexpr uint32_t kMaxSharedBytes = 96 * 1024;  // every target has 99 KiB
 
 // A handful of rows, each long enough for a block of its own (the mixes of hyper-connections,
 // which are never of K types).

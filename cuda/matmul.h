@@ -4,11 +4,11 @@
 // The order of a sum depends on the weight's type, rows and number of columns (K) only. A row is
 // cut into pieces (what 16 bytes of codes hold): consecutive elements, or of K types runs of 16
 // elements that are 32 or 64 apart, see cuda/matmul_readers_k.cuh. Piece p belongs to lane p mod 32
-// of warp (p / 32) mod W of its thread block, where W follows from rows and pieces. A lane takes its
-// pieces in ascending order: of types with scales it adds up a piece's codes times x on their own,
-// scales that sum and adds it; of others, and of K types, every element is added to the lane's sum
-// directly; always in ascending elements of the piece, with fused multiply-adds. The 32 lanes are
-// added as a butterfly (16, 8, 4, 2, 1 apart), then the W warps in ascending order. So decode,
+// of warp (p / 32) mod W of its thread block, where W follows from rows and pieces. A lane takes
+// its pieces in ascending order: of types with scales it adds up a piece's codes times x on their
+// own, scales that sum and adds it; of others, and of K types, every element is added to the lane's
+// sum directly; always in ascending elements of the piece, with fused multiply-adds. The 32 lanes
+// are added as a butterfly (16, 8, 4, 2, 1 apart), then the W warps in ascending order. So decode,
 // prefill and any batch give the same bits.
 //
 // Plain C++, included by nvcc and the host compiler alike. Launches are asynchronous.

@@ -40,22 +40,24 @@ __device__ inline void mantissas_to_float(uint32_t bytes, float factor, float of
     }
 }
 
-// N words at an address that is a multiple of two.
+// N words of a block that begins at a multiple of two. All that a reader has of a block is as far
+// from a multiple of four, which shift_of() tells.
 template <int N>
 struct LooseWords {
     uint32_t raw[N + 1];
-    uint32_t shift;
-    __device__ void load(const std::byte* at) {
-        const auto odd = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at) & 2);
-        shift = 8 * odd;
+    __device__ void load(const std::byte* at, uint32_t shift) {
+        const std::byte* words = at - shift / 8;
 #pragma unroll
-        for (int i = 0; i < N; ++i) raw[i] = load_word(at - odd + 4 * i);
-        raw[N] = odd != 0 ? load_word(at - odd + 4 * N) : 0;
+        for (int i = 0; i < N; ++i) raw[i] = load_word(words + 4 * i);
+        raw[N] = shift != 0 ? load_word(words + 4 * N) : 0;
     }
-    __device__ uint32_t operator[](int i) const {
+    __device__ uint32_t word(int i, uint32_t shift) const {
         return __funnelshift_r(raw[i], raw[i + 1], shift);
     }
 };
+__device__ inline uint32_t shift_of(const std::byte* block) {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(block) & 2) * 8;
+}
 
 // Two-bit codes: piece 2·h + s of a block has bytes 16·s .. 16·s + 15 of half
 // h, and bit pair k of them is run k.
@@ -112,6 +114,7 @@ struct Q3_KReader {
     LooseWords<4> codes, high;  // the third bits: bit k of a byte is for elements 32·k on
     LooseWords<3> scales;       // of the whole block
     uint16_t d;
+    uint32_t odd;               // shift_of() the block
     uint32_t shift;             // to the scales' low bits, of the half and the column
     __device__ static uint32_t element(uint32_t piece, int quad) {
         return two_bit_element(piece, quad);
@@ -119,20 +122,22 @@ struct Q3_KReader {
     __device__ void load(const std::byte* row, uint32_t, uint32_t piece) {
         const std::byte* block = row + piece / 4 * kBlockBytes;
         const uint32_t half = piece / 2 % 2, column = piece % 2;
+        odd = shift_of(block);
         shift = 8 * column + 4 * half;
-        high.load(block + 16 * column);
-        codes.load(block + 32 + 32 * half + 16 * column);
-        scales.load(block + 96);
+        high.load(block + 16 * column, odd);
+        codes.load(block + 32 + 32 * half + 16 * column, odd);
+        scales.load(block + 96, odd);
         d = __ldg(reinterpret_cast<const uint16_t*>(block + 108));
     }
     __device__ void get4(int q, float* w) const {
         const int k = q / 4;
-        const uint32_t low_bits = scales[k / 2] >> shift >> 16 * (k % 2) & 15;
-        const uint32_t high_bits = scales[2] >> shift >> (16 * (k % 2) + 2 * (k / 2)) & 3;
+        const uint32_t low_bits = scales.word(k / 2, odd) >> shift >> 16 * (k % 2) & 15;
+        const uint32_t high_bits =
+            scales.word(2, odd) >> shift >> (16 * (k % 2) + 2 * (k / 2)) & 3;
         const float scale =
             half_bits_to_float(d) * small_to_float(low_bits | high_bits << 4, 32);
-        const uint32_t code = codes[q % 4];
-        const uint32_t third = high[q % 4] >> (shift & 4);
+        const uint32_t code = codes.word(q % 4, odd);
+        const uint32_t third = high.word(q % 4, odd) >> (shift & 4);
         const uint32_t placed = ((k < 3 ? code << (4 - 2 * k) : code >> 2) & 0x30303030u) |
                                 (third << (6 - k) & 0x40404040u);
         mantissas_to_float(placed, 16 * scale, 12 * scale, w);
@@ -190,6 +195,7 @@ struct Q6_KReader {
     LooseWords<4> low, high;
     int8_t scales[2];
     uint16_t d;
+    uint32_t odd;    // shift_of() the block
     uint32_t shift;  // to the high bit pairs of the first run
     __device__ static uint32_t element(uint32_t piece, int quad) {
         return piece / 8 * kSuperBlockElements + piece % 8 / 4 * 128 + piece % 4 * 16 +
@@ -198,9 +204,10 @@ struct Q6_KReader {
     __device__ void load(const std::byte* row, uint32_t, uint32_t piece) {
         const std::byte* block = row + piece / 8 * kBlockBytes;
         const uint32_t half = piece % 8 / 4, t = piece % 4;
+        odd = shift_of(block);
         shift = t & 2;
-        low.load(block + 64 * half + 16 * t);
-        high.load(block + 128 + 32 * half + 16 * (t % 2));
+        low.load(block + 64 * half + 16 * t, odd);
+        high.load(block + 128 + 32 * half + 16 * (t % 2), odd);
         const auto* bytes = reinterpret_cast<const int8_t*>(block + 192 + 8 * half + t);
         scales[0] = __ldg(bytes);
         scales[1] = __ldg(bytes + 4);
@@ -209,8 +216,8 @@ struct Q6_KReader {
     __device__ void get4(int q, float* w) const {
         const int run = q / 4;
         const float scale = half_bits_to_float(d) * static_cast<float>(scales[run]);
-        const uint32_t nibbles = low[q % 4];
-        const uint32_t pairs = high[q % 4] >> shift;
+        const uint32_t nibbles = low.word(q % 4, odd);
+        const uint32_t pairs = high.word(q % 4, odd) >> shift;
         const uint32_t placed = ((run == 0 ? nibbles << 1 : nibbles >> 3) & 0x1e1e1e1eu) |
                                 ((run == 0 ? pairs << 5 : pairs << 1) & 0x60606060u);
         mantissas_to_float(placed, 128 * scale, 96 * scale, w);

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/rows.cuh"
+#include "cuda/shared_memory.h"
 
 namespace xp::cuda {
 namespace {
@@ -80,6 +81,7 @@ __global__ void __launch_bounds__(kWarpSize) route_kernel(const DeviceRoute args
 
 void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream) {
     if (n_rows == 0) return;
+    static_assert(kMaxExperts * sizeof(float) <= kMaxSharedBytes);
     const uint32_t bytes = args.fixed != nullptr ? 0 : args.n_experts * uint32_t{sizeof(float)};
     if (bytes > 48 * 1024) {
         cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
