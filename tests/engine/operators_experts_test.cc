@@ -269,6 +269,17 @@ TEST_P(OperatorsExperts, OneTokenOfSixExpertsOfMixedTypes) {
     check(set, std::vector<std::vector<uint32_t>>(6, {0}), 1, 6, 6);
 }
 
+// Gate and up of one type go another way than those of different ones where a type is unpacked.
+TEST_P(OperatorsExperts, OfEveryType) {
+    for (const GgmlType type : weight_types()) {
+        SCOPED_TRACE(traits_of(type).name);
+        const std::vector<std::vector<uint32_t>> rows = {{0, 2, 1}, {1}};
+        std::vector<ExpertSet> set;
+        for (size_t e = 0; e < rows.size(); ++e) set.push_back(expert(type, type, type, 256, 256));
+        ASSERT_NO_FATAL_FAILURE(check(set, rows, 3, 2, 2));
+    }
+}
+
 // As files of few bits per weight have them, for one token and for many.
 TEST_P(OperatorsExperts, OfKTypes) {
     using enum GgmlType;
