@@ -97,8 +97,8 @@ Result<Outcome> measure(const BoundOptions& options, const Course& course) {
     if (!options.trace.empty()) {
         const double share = static_cast<double>(outcome.cache.slots) /
                              static_cast<double>(outcome.cache.n_objects);
-        outcome.trace_hits = lru_hits(trace, share);
-        outcome.mapped_hits = lru_hits(routing, share);
+        outcome.trace_hits = lru_hits(trace, {&share, 1}).front();
+        outcome.mapped_hits = lru_hits(routing, {&share, 1}).front();
     }
     return outcome;
 }

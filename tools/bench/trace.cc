@@ -147,24 +147,30 @@ Result<Routing> map_trace(const Routing& trace, const RoutingShape& shape, uint6
     return routing;
 }
 
-double lru_hits(const Routing& routing, double share) {
+std::vector<double> lru_hits(const Routing& routing, std::span<const double> shares) {
     const uint32_t n = routing.n_layers * routing.n_experts;
-    const auto slots = static_cast<uint32_t>(share * n);
+    std::vector<uint64_t> at_depth(n);
     RecentList recent(n);
     std::vector<bool> seen(n);
-    uint64_t hits = 0;
     for (uint64_t token = 0; token < routing.n_tokens(); ++token) {
         for (uint32_t layer = 0; layer < routing.n_layers; ++layer) {
             for (const uint32_t expert : routing.experts(token, layer)) {
                 const uint32_t key = layer * routing.n_experts + expert;
                 const uint32_t depth = recent.depth_of(key);
-                hits += seen[key] && depth < slots ? 1 : 0;
+                if (seen[key]) ++at_depth[depth];
                 seen[key] = true;
                 recent.move_to_front(depth);
             }
         }
     }
-    return static_cast<double>(hits) / static_cast<double>(routing.ids.size());
+    std::vector<double> hits;
+    for (const double share : shares) {
+        const auto slots = std::min(static_cast<ptrdiff_t>(share * n), ptrdiff_t{n});
+        const uint64_t hit = std::accumulate(at_depth.begin(), at_depth.begin() + slots,
+                                             uint64_t{0});
+        hits.push_back(static_cast<double>(hit) / static_cast<double>(routing.ids.size()));
+    }
+    return hits;
 }
 
 }  // namespace xp

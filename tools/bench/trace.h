@@ -46,8 +46,8 @@ struct RoutingShape {
 // The same for the same arguments, everywhere.
 Result<Routing> map_trace(const Routing& trace, const RoutingShape& shape, uint64_t n_tokens);
 
-// The share of requests that an LRU cache hits which is empty at first and holds this share of all
-// experts.
-double lru_hits(const Routing& routing, double share);
+// The share of requests that an LRU cache hits which is empty at first, for caches that hold these
+// shares of all experts.
+std::vector<double> lru_hits(const Routing& routing, std::span<const double> shares);
 
 }  // namespace xp
