@@ -321,7 +321,8 @@ typedef struct xp_event {
 
     /* CANCELLED: "client", "shutdown", "deadline", "client_stalled".
      * FAILED: stable code such as "invalid_argument", "not_found", "limit", "busy", "shutdown",
-     * "malformed", "io", "corrupt", "internal", and from this library "daemon_gone". */
+     * "malformed", "io", "corrupt", "device_lost", "internal", and from this library
+     * "daemon_gone". */
     const char* code;
     const char* message;
 

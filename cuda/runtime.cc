@@ -5,9 +5,11 @@
 namespace xp::cuda {
 
 Error cuda_error(cudaError_t status, std::string_view what) {
-    const bool memory = status == cudaErrorMemoryAllocation;
-    return make_error(memory ? ErrorCode::kNoMemory : ErrorCode::kInternal, "{}: {} ({})", what,
-                      cudaGetErrorName(status), cudaGetErrorString(status));
+    const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::kNoMemory
+                           : device_lost(status)               ? ErrorCode::kDeviceLost
+                                                               : ErrorCode::kInternal;
+    return make_error(code, "{}: {} ({})", what, cudaGetErrorName(status),
+                      cudaGetErrorString(status));
 }
 
 bool device_lost(cudaError_t status) {

@@ -17,7 +17,8 @@
 
 namespace xp::cuda {
 
-// "WHAT: cudaErrorName (text)"; kNoMemory when the device has none left, kInternal otherwise.
+// "WHAT: cudaErrorName (text)"; kNoMemory when the device has none left, kDeviceLost when
+// device_lost(), kInternal otherwise.
 Error cuda_error(cudaError_t status, std::string_view what);
 
 // XP_CUDA(cudaFoo(...), "doing something");  in a function that returns Result.

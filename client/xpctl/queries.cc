@@ -104,10 +104,14 @@ int run_version(const Options& options) {
     if (options.json) {
         Json object = {{"xpctl", xp_version()}};
         object["expertpackd"] = status == XP_OK ? Json(pong->version) : Json(nullptr);
+        object["backend"] = status == XP_OK ? Json(pong->backend) : Json(nullptr);
         return print_result(json_line(object));
     }
     std::string text = fmt::format("xpctl {}\n", xp_version());
-    if (status == XP_OK) text += one_line(fmt::format("expertpackd {}", pong->version)) + "\n";
+    if (status == XP_OK) {
+        text += one_line(fmt::format("expertpackd {}, backend {}", pong->version, pong->backend)) +
+                "\n";
+    }
     const int printed = print_result(text);
     // Not a failure: that no daemon runs is a fine answer to which versions there are.
     if (printed == kExitOk && status != XP_OK) {

@@ -23,6 +23,7 @@ const char* error_code_name(ErrorCode code) {
         case ErrorCode::kBusy: return "busy";
         case ErrorCode::kCancelled: return "cancelled";
         case ErrorCode::kShutdown: return "shutdown";
+        case ErrorCode::kDeviceLost: return "device_lost";
         case ErrorCode::kInternal: return "internal";
     }
     return "internal";

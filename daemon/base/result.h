@@ -26,6 +26,7 @@ enum class ErrorCode : uint8_t {
     kBusy,             // try again later
     kCancelled,
     kShutdown,
+    kDeviceLost,       // the device failed, and only a new process can use it again
     kInternal,         // a fault of this program
 };
 

@@ -182,6 +182,13 @@ struct RouteArgs {
     uint32_t top_k = 0;
 };
 
+// What work of a device costs the host, since the backend was opened.
+struct OperatorCounts {
+    uint64_t launches = 0;  // kernels, copies and graphs given to the device
+    uint64_t waits = 0;     // times that the host waited for it
+    uint64_t wait_us = 0;   // and for how long together
+};
+
 class Operators {
 public:
     virtual ~Operators() = default;
@@ -189,6 +196,8 @@ public:
     virtual std::string describe() const = 0;
     // The first error of anything that was started; it stays, and no result can be relied upon.
     virtual Result<void> status() const = 0;
+    // Zeros where the host computes itself.
+    virtual OperatorCounts counts() const { return {}; }
 
     // ---- memory -----------------------------------------------------------------------------
     // How a resident matrix with rows of `cols` elements is best stored.

@@ -19,27 +19,40 @@ Result<uint64_t> context_of(const ModelSource& source, const GgufMetadata& metad
     return std::min(kDefaultContext, made_for);
 }
 
-// The device if there is one that can be used; without one, auto is the CPU.
+// The device if there is one that can be used; without one, auto is the CPU, and says so where the
+// build could do better.
 Result<Backend> open_backend(const HostOptions& options, std::vector<std::string>& warnings) {
     if (options.backend == EngineBackend::kCpu) return open_cpu_backend(options.threads);
-    Result<Backend> cuda = open_cuda_backend({});
-    if (cuda) return cuda;
+    if (!options.open_device && options.backend == EngineBackend::kAuto) {
+        return open_cpu_backend(options.threads);
+    }
+    Result<Backend> device = options.open_device
+                                 ? options.open_device()
+                                 : Error{ErrorCode::kUnsupported, "this build has no CUDA"};
+    if (device) return device;
     if (options.backend == EngineBackend::kCuda) {
-        return std::move(cuda).error().with_context(
+        return std::move(device).error().with_context(
             "[engine] backend is \"cuda\"; \"cpu\" or \"auto\" do without");
     }
-    // That there is no device needs no explanation; that one cannot be used does.
-    if (kBuiltWithCuda && cuda.error().code != ErrorCode::kNotFound) {
-        warnings.push_back("computing on the CPU: " + cuda.error().message);
-    }
+    warnings.push_back("computing on the CPU: " + device.error().message);
     return open_cpu_backend(options.threads);
 }
 
 }  // namespace
 
-ModelHost::ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend)
+ModelHost::ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend,
+                     std::unique_ptr<Operators> operators)
     : backend_(std::move(backend)), models_(std::move(models)) {
     XP_ASSERT(!models_.empty());
+    engine_.operators = std::move(operators);
+}
+
+Result<void> ModelHost::status() const {
+    return engine_.operators ? engine_.operators->status() : Result<void>();
+}
+
+OperatorCounts ModelHost::counts() const {
+    return engine_.operators ? engine_.operators->counts() : OperatorCounts();
 }
 
 Result<std::unique_ptr<ModelHost>> ModelHost::open(const HostOptions& options,

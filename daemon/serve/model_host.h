@@ -42,6 +42,11 @@ struct ModelSource {
 
 enum class EngineBackend : uint8_t { kAuto, kCpu, kCuda };
 
+inline std::function<Result<Backend>()> default_device() {
+    if (!kBuiltWithCuda) return nullptr;
+    return [] { return open_cuda_backend({}); };
+}
+
 struct HostOptions {
     std::vector<ModelSource> models;      // the first is the default
     // Slots of each model; unset: an even share of half the memory usable at start, or on a device
@@ -51,6 +56,8 @@ struct HostOptions {
     VerifyMode verify = VerifyMode::kSample;
     IoOptions io;
     EngineBackend backend = EngineBackend::kAuto;
+    // What "cuda" and "auto" open; none in a build that has no such backend.
+    std::function<Result<Backend>()> open_device = default_device();
     unsigned threads = 0;
     KvType kv = KvType::kF32;
 };
@@ -76,14 +83,18 @@ public:
     using Progress = std::function<void(const std::string&)>;
     static Result<std::unique_ptr<ModelHost>> open(const HostOptions& options,
                                                    const Progress& progress);
-    // Of models that were made elsewhere; at least one.
-    ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend);
+    // Of models that were made elsewhere; at least one. `operators`: those they run on, if any.
+    ModelHost(std::vector<std::unique_ptr<ServedModel>> models, std::string backend,
+              std::unique_ptr<Operators> operators = nullptr);
 
     // The model of that name, the first one for an empty name, or null.
     ServedModel* find(std::string_view name) const;
     std::span<const std::unique_ptr<ServedModel>> models() const { return models_; }
     // "cpu (...)", or the device.
     const std::string& backend() const { return backend_; }
+    // The backend's own, see Operators; for the engine thread.
+    Result<void> status() const;
+    OperatorCounts counts() const;
     // Null for a host without packs.
     const ReadBackend* reads() const { return reads_.get(); }
     // What a person should know about the start: caches cut to the memory there is, or too small

@@ -68,6 +68,8 @@ void Scheduler::submit(JobKey key, shm::Generate request, Charge charge) {
         std::optional<Error> refusal;
         if (draining_) {
             refusal = make_error(ErrorCode::kShutdown, "the daemon is shutting down");
+        } else if (lost_) {
+            refusal = lost_;
         } else if (!job.model) {
             refusal = make_error(ErrorCode::kNotFound,
                                  "there is no model \"{}\"; `xpctl models` lists those served",
@@ -137,6 +139,11 @@ void Scheduler::wake() {
 void Scheduler::begin_drain() {
     const std::lock_guard lock(mutex_);
     draining_ = true;
+}
+
+std::optional<Error> Scheduler::lost() const {
+    const std::lock_guard lock(mutex_);
+    return lost_;
 }
 
 bool Scheduler::empty() const {
@@ -275,6 +282,8 @@ void Scheduler::reap() {
                                        "when others have ended, or make it smaller")));
         } else if (job->cancelled) {
             end(job, shm::Cancelled{*job->cancelled, job->timings});
+        } else if (lost_) {
+            end(job, failed(*lost_));
         }
         job = next;
     }
@@ -370,9 +379,15 @@ std::optional<SchedulerOptions::Clock::time_point> Scheduler::next_deadline() {
 void Scheduler::advance(Jobs::iterator job) {
     try {
         const auto reason = work_on(*job);
+        std::optional<Error> loss;
+        if (!reason) {
+            loss = loss_of(reason.error());
+        }
         const std::lock_guard lock(mutex_);
         account(job);
-        if (!reason) {
+        if (loss) {
+            lost_ = std::move(loss);  // reap() tells all
+        } else if (!reason) {
             end(job, failed(reason.error()));
         } else if (*reason) {
             end(job, shm::Done{**reason, job->timings});
@@ -394,6 +409,21 @@ void Scheduler::account(Jobs::iterator job) {
         job->timings.queued_us = queued_us;
         job->prompt_done = job->task->prompt_done();
     }
+    stats_.prefill = prefill_;
+    stats_.decode = decode_;
+}
+
+// Nothing when only the request failed.
+std::optional<Error> Scheduler::loss_of(const Error& error) const {
+    const auto loss = [](const Error& cause) {
+        return make_error(ErrorCode::kDeviceLost,
+                          "the device can no longer be used, and the daemon ends; where it is "
+                          "restarted, try again: {}", cause.message);
+    };
+    if (const Result<void> status = host_.status(); !status) {
+        return loss(status.error());
+    }
+    return error.code == ErrorCode::kDeviceLost ? std::optional(loss(error)) : std::nullopt;
 }
 
 Result<std::optional<shm::FinishReason>> Scheduler::work_on(Job& job) {
@@ -410,12 +440,38 @@ Result<std::optional<shm::FinishReason>> Scheduler::work_on(Job& job) {
     }
     std::vector<shm::Reply> replies;
     const uint64_t generated_before = job.task->timings().generated_tokens;
-    auto reason = job.task->step(&replies);
+    auto reason = measured_step(job, &replies);
     generated_tokens_.fetch_add(job.task->timings().generated_tokens - generated_before,
                                 std::memory_order_relaxed);
     for (const shm::Reply& reply : replies) {
         outbox_.post(job.key, reply, job.backlog);
     }
+    return reason;
+}
+
+Result<std::optional<shm::FinishReason>> Scheduler::measured_step(
+    Job& job, std::vector<shm::Reply>* replies) {
+    using Steady = std::chrono::steady_clock;
+    Task& task = *job.task;
+    const bool prefill = task.prompt_done() < task.prompt().size();
+    if (!prefill && job.kind != shm::Task::kGenerate) {
+        return task.step(replies);  // computes nothing
+    }
+    const auto stalled_us = [&] { return job.model->cache ? job.model->cache->stats().stall_us : 0; };
+    const uint64_t tokens = prefill ? task.prompt_done() : task.timings().generated_tokens;
+    const OperatorCounts before = host_.counts();
+    const uint64_t stalled_before = stalled_us();
+    const Steady::time_point begin = Steady::now();
+    auto reason = task.step(replies);
+    const auto wall_us = static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(Steady::now() - begin).count());
+    const OperatorCounts after = host_.counts();
+    const uint64_t waited_us = stalled_us() - stalled_before + after.wait_us - before.wait_us;
+    StepStats& stats = prefill ? prefill_ : decode_;
+    stats.tokens += (prefill ? task.prompt_done() : task.timings().generated_tokens) - tokens;
+    stats.launches += after.launches - before.launches;
+    stats.waits += after.waits - before.waits;
+    stats.host_us += wall_us - std::min(wall_us, waited_us);
     return reason;
 }
 

@@ -13,6 +13,7 @@
 // are parked and another is to start, it waits, but not longer than parked_patience for a client
 // that takes nothing: who does not read stops nobody else for good.
 //
+// An error that leaves the backend unusable ends every job with it, and every later one: see lost().
 // Too little memory fails the job that wanted it. An end that cannot be told for want of memory is
 // told when there is some again.
 // `priority` of a request is carried and not used yet.
@@ -62,6 +63,15 @@ struct SchedulerOptions {
     std::function<Clock::time_point()> now = [] { return Clock::now(); };
 };
 
+// What one kind of steps took: those that compute prompts, or those that generate.
+struct StepStats {
+    uint64_t tokens = 0;    // rows computed
+    uint64_t launches = 0;  // see OperatorCounts
+    uint64_t waits = 0;
+    // Of the engine thread in these steps, less its waits for the drive and for the device.
+    uint64_t host_us = 0;
+};
+
 struct SchedulerStats {
     uint64_t submitted = 0;
     uint64_t stopped = 0;      // Done, by a stop string or an ending token
@@ -75,6 +85,7 @@ struct SchedulerStats {
     uint64_t running = 0;      // with a sequence, parked ones included
     uint64_t parked = 0;
     uint64_t queue_limit = 0;
+    StepStats prefill, decode;
     std::vector<uint64_t> sequences;  // per model of the host
 };
 
@@ -122,6 +133,9 @@ public:
     SchedulerStats stats() const;
     // All that have not ended, in order of arrival.
     std::vector<JobInfo> jobs() const;
+
+    // Why the backend can compute no more: nothing is left to do then but to end the process.
+    std::optional<Error> lost() const;
 
     // Whether the engine thread has moved since the last call, or has nothing to do: what a
     // watchdog wants to know.
@@ -172,6 +186,9 @@ private:
     void advance(Jobs::iterator job);
     void account(Jobs::iterator job);
     Result<std::optional<shm::FinishReason>> work_on(Job& job);
+    Result<std::optional<shm::FinishReason>> measured_step(Job& job,
+                                                           std::vector<shm::Reply>* replies);
+    std::optional<Error> loss_of(const Error& error) const;
 
     const ModelHost& host_;
     Outbox& outbox_;
@@ -186,6 +203,8 @@ private:
     bool draining_ = false;
     bool stopping_ = false;
     bool wake_ = false;
+    std::optional<Error> lost_;
+    StepStats prefill_, decode_;  // the engine thread's alone
     // Counted by the engine thread while it works.
     std::atomic<uint64_t> steps_{0};
     std::atomic<uint64_t> prompt_tokens_{0};

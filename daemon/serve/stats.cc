@@ -47,6 +47,22 @@ Json cache_object(const CacheStats& cache) {
             {"stall_us", cache.stall_us}};
 }
 
+// The rates are null until there is something to divide by.
+Json step_object(const StepStats& steps) {
+    const auto per_token = [&](uint64_t value) {
+        return steps.tokens == 0
+                   ? Json(nullptr)
+                   : Json(static_cast<double>(value) / static_cast<double>(steps.tokens));
+    };
+    return {{"tokens", steps.tokens},
+            {"launches", steps.launches},
+            {"waits", steps.waits},
+            {"host_us", steps.host_us},
+            {"launches_per_token", per_token(steps.launches)},
+            {"waits_per_token", per_token(steps.waits)},
+            {"host_per_token_us", per_token(steps.host_us)}};
+}
+
 Json model_object(const ServedModel& served, uint64_t sequences) {
     const ModelInfo& info = served.model->info();
     Json model = {{"name", served.name},
@@ -92,6 +108,8 @@ std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
                          {"busy", scheduler.busy + server.busy}};
     stats["tokens"] = {{"prompt", scheduler.prompt_tokens},
                        {"generated", scheduler.generated_tokens}};
+    stats["prefill"] = step_object(scheduler.prefill);
+    stats["decode"] = step_object(scheduler.decode);
     stats["queue"] = {{"waiting", scheduler.queued},
                       {"limit", scheduler.queue_limit},
                       {"running", scheduler.running},

@@ -39,13 +39,17 @@ constexpr std::chrono::seconds kLoadExtension{30};
 constexpr std::chrono::seconds kLoadExtensionEvery{10};
 constexpr std::chrono::milliseconds kTick{1000};
 constexpr std::chrono::milliseconds kDrainTick{50};
+// Ends of requests are told between two steps, which a lost device fails at once.
+constexpr std::chrono::seconds kLostLimit{5};
 
 class Control {
 public:
     explicit Control(const DaemonConfig& config) : config_(config) {}
     Result<void> start();
-    void serve();
+    // Until a signal comes, or the device is lost: then false.
+    bool serve();
     void shut_down();
+    [[noreturn]] void end_without_device();
 
 private:
     Result<void> take_locks();
@@ -241,14 +245,17 @@ Result<void> Control::load_models() {
     return {};
 }
 
-void Control::serve() {
+bool Control::serve() {
     for (;;) {
         const auto interval = notifier_.heartbeat_interval();
         const auto tick = interval ? std::min<Clock::duration>(kTick, *interval) : kTick;
         const int signal =
             wait_for_signal(std::chrono::duration_cast<std::chrono::milliseconds>(tick));
         if (signal == SIGTERM || signal == SIGINT) {
-            return;
+            return true;
+        }
+        if (scheduler_->lost()) {
+            return false;
         }
         if (signal == SIGHUP) {
             spdlog::info("SIGHUP: no key can be changed while running; restart to apply changes");
@@ -260,6 +267,20 @@ void Control::serve() {
             // The next tick tells it.
         }
     }
+}
+
+// Clients are told, and nothing else is taken down: destructors would ask the device once more.
+void Control::end_without_device() {
+    const std::string why = scheduler_->lost()->message;
+    spdlog::critical("{}", why);
+    notifier_.stopping(why);
+    server_->begin_drain();
+    const Clock::time_point limit = Clock::now() + kLostLimit;
+    while (!scheduler_->empty() && Clock::now() < limit) {
+        std::this_thread::sleep_for(kDrainTick);
+    }
+    server_->stop();  // delivers what there is to tell
+    std::_Exit(kExitDeviceLost);
 }
 
 void Control::shut_down() {
@@ -329,9 +350,9 @@ std::string Control::status_line() {
         seconds > 0 ? static_cast<double>(stats.generated_tokens - last_generated_) / seconds : 0;
     last_status_ = now;
     last_generated_ = stats.generated_tokens;
-    return fmt::format("{} models, {} clients, {} running, {} waiting, {:.1f} tokens/s",
-                       host_->models().size(), server_->n_clients(), stats.running, stats.queued,
-                       rate);
+    return fmt::format("{} models on {}, {} clients, {} running, {} waiting, {:.1f} tokens/s",
+                       host_->models().size(), host_->backend(), server_->n_clients(),
+                       stats.running, stats.queued, rate);
 }
 
 }  // namespace
@@ -344,7 +365,9 @@ int run_daemon(const DaemonConfig& config) {
                                   started.error().code == ErrorCode::kUnsupported;
         return config_fault ? kExitConfig : kExitFailed;
     }
-    control.serve();
+    if (!control.serve()) {
+        control.end_without_device();
+    }
     control.shut_down();
     return kExitOk;
 }

@@ -3,7 +3,8 @@
 // run_daemon() is the control thread: it owns signals, messages to the service manager and the
 // order of start and stop. SIGTERM or SIGINT drains: no new requests, running ones may finish
 // within kDrainLimit, then they are cancelled; a second signal ends the process at once. SIGHUP is
-// logged and changes nothing, as no key can be changed while running.
+// logged and changes nothing, as no key can be changed while running. When the device is lost, all
+// clients are told, and the process ends with kExitDeviceLost.
 #pragma once
 
 #include <chrono>
@@ -15,6 +16,8 @@ namespace xp {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
+// The device failed and needs a new process; the unit restarts the service (EX_OSERR).
+inline constexpr int kExitDeviceLost = 71;
 inline constexpr int kExitConfig = 78;  // EX_CONFIG: the unit does not restart the service then
 
 // Below TimeoutStopSec=60 of the unit, so that clients are told before they are cut off.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/serve/scripted_model.h"
+#include "tests/support/fake_device.h"
 
 namespace xp {
 namespace {
@@ -384,6 +385,79 @@ TEST_F(SchedulerTest, ProgressIsSeenWhenStepsHappenOrNothingIsToDo) {
     ASSERT_TRUE(scheduler_->run_once());
     EXPECT_TRUE(scheduler_->made_progress());
     EXPECT_FALSE(scheduler_->made_progress());
+}
+
+// A device that is lost while the first of three requests runs.
+TEST_F(SchedulerTest, ALostDeviceEndsEveryRequestAndThoseThatComeLater) {
+    auto operators = std::make_unique<support::FakeDeviceOperators>(2);
+    support::FakeDeviceOperators& device = *operators;
+    scripted::Script script;
+    script.on_step = [&]() -> Result<void> {
+        device.matmul({}, nullptr, 0, nullptr);
+        return device.status();
+    };
+    std::vector<std::unique_ptr<ServedModel>> models;
+    models.push_back(scripted::make_served("scripted", script));
+    host_ = std::make_unique<ModelHost>(std::move(models), "test", std::move(operators));
+    outbox_ = *Outbox::create();
+    scheduler_ = std::make_unique<Scheduler>(*host_, *outbox_, SchedulerOptions{});
+    for (uint64_t id = 1; id <= 3; ++id) {
+        scheduler_->submit({id, id}, request_for(10));
+    }
+    ASSERT_TRUE(scheduler_->run_once());
+    ASSERT_TRUE(scheduler_->run_once());
+    EXPECT_FALSE(scheduler_->lost());
+    pump();
+    ASSERT_TRUE(scheduler_->lost());
+    EXPECT_TRUE(scheduler_->empty());
+    scheduler_->submit({4, 4}, request_for(10));
+    collect();
+    ASSERT_THAT(ended_, ElementsAre(1, 2, 3, 4));
+    for (uint64_t id = 1; id <= 4; ++id) {
+        EXPECT_EQ(end_of<shm::Failed>(id).code, "device_lost");
+        EXPECT_THAT(end_of<shm::Failed>(id).message, HasSubstr("fakeErrorFellOffTheBus"));
+    }
+}
+
+// The same when only the error tells, as that of a copy into expert slots does.
+TEST_F(SchedulerTest, AnErrorThatSaysSoIsALostDeviceAnyOtherIsTheRequestsOwn) {
+    ErrorCode code = ErrorCode::kIo;
+    scripted::Script script;
+    script.on_step = [&]() -> Result<void> { return make_error(code, "a copy failed"); };
+    make(script);
+    scheduler_->submit({1, 1}, request_for(10));
+    pump();
+    EXPECT_EQ(end_of<shm::Failed>(1).code, "io");
+    EXPECT_FALSE(scheduler_->lost());
+    code = ErrorCode::kDeviceLost;
+    scheduler_->submit({1, 2}, request_for(10));
+    pump();
+    EXPECT_EQ(end_of<shm::Failed>(2).code, "device_lost");
+    EXPECT_TRUE(scheduler_->lost());
+}
+
+TEST_F(SchedulerTest, LaunchesAndWaitsAreCountedForPromptsAndForGeneration) {
+    auto operators = std::make_unique<support::FakeDeviceOperators>();
+    support::FakeDeviceOperators& device = *operators;
+    scripted::Script script;
+    script.steps_per_pass = 2;
+    script.on_step = [&]() -> Result<void> {
+        device.matmul({}, nullptr, 0, nullptr);
+        return {};
+    };
+    std::vector<std::unique_ptr<ServedModel>> models;
+    models.push_back(scripted::make_served("scripted", script));
+    host_ = std::make_unique<ModelHost>(std::move(models), "test", std::move(operators));
+    outbox_ = *Outbox::create();
+    scheduler_ = std::make_unique<Scheduler>(*host_, *outbox_, SchedulerOptions{});
+    scheduler_->submit({1, 1}, request_for(4));
+    pump();
+    const SchedulerStats stats = scheduler_->stats();
+    EXPECT_EQ(stats.prefill.tokens, 3u);
+    EXPECT_EQ(stats.prefill.launches, 2u);
+    EXPECT_EQ(stats.decode.tokens, 3u);  // the first comes of the prompt's pass
+    EXPECT_EQ(stats.decode.launches, 6u);
+    EXPECT_EQ(stats.decode.waits, 0u);
 }
 
 // Requests of every fate, submitted and cancelled from another thread than the engine's.

@@ -192,6 +192,7 @@ TEST_F(UnitTest, StartsTheInstalledProgramWithTheInstalledConfiguration) {
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     EXPECT_THAT(text, HasSubstr("\nExecStart=" XP_INSTALLED_DAEMON " --config "));
     EXPECT_THAT(text, HasSubstr("\nType=notify\n"));
+    EXPECT_THAT(text, HasSubstr("\nRestart=on-failure\n"));
     EXPECT_THAT(text, HasSubstr("\nRestartPreventExitStatus=78\n"));
 }
 

@@ -49,7 +49,9 @@ nlohmann::json golden() {
     return nlohmann::json::parse(file);
 }
 
-Daemon::Daemon(const std::string& keys, std::vector<std::string> environment, const Path& pack) {
+Daemon::Daemon(const std::string& keys, std::vector<std::string> environment, const Path& pack,
+               std::string program)
+    : program_(program.empty() ? XP_DAEMON : std::move(program)) {
     std::ofstream(config()) << "[daemon]\nsocket = \"" << socket() << "\"\nstate_dir = \""
                             << (dir_ / "state").string() << "\"\n[[model]]\nname = \"demo\"\n"
                             << "pack = \"" << pack.string() << "\"\n" << keys
@@ -60,7 +62,7 @@ Daemon::Daemon(const std::string& keys, std::vector<std::string> environment, co
 
 void Daemon::start(std::vector<std::string> environment) {
     process_ = std::make_unique<scripted::Process>(
-        std::vector<std::string>{XP_DAEMON, "--config", config()}, environment);
+        std::vector<std::string>{program_, "--config", config()}, environment);
 }
 
 void Daemon::connect(expertpack::Client& client) {

@@ -34,8 +34,9 @@ nlohmann::json golden();
 class Daemon {
 public:
     // `keys` are further lines of the configuration: keys of the model first, then sections.
+    // `program` takes the same arguments as the daemon's.
     explicit Daemon(const std::string& keys = "", std::vector<std::string> environment = {},
-                    const Path& pack = demo_pack());
+                    const Path& pack = demo_pack(), std::string program = {});
 
     void start(std::vector<std::string> environment = {});
     std::string socket() const { return (dir_ / "d.sock").string(); }
@@ -47,6 +48,7 @@ public:
 
 private:
     scripted::TempDir dir_;
+    std::string program_;
     std::unique_ptr<scripted::Process> process_;
 };
 

@@ -11,7 +11,7 @@
 
 namespace xp {
 
-class CpuOperators final : public Operators {
+class CpuOperators : public Operators {
 public:
     CpuOperators(const CpuKernels& kernels, unsigned threads) : kernels_(kernels), pool_(threads) {}
 

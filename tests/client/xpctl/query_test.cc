@@ -94,15 +94,15 @@ TEST(QueryTest, version_is_an_answer_with_and_without_a_daemon) {
     FakeDaemon daemon(questions("{}"));
     const Streams with{.socket = daemon.path()};
     const Streams without{.socket = "/nowhere/daemon.sock"};
-    EXPECT_EQ(run_xpctl({"version"}, with).out, "xpctl " XP_VERSION "\nexpertpackd 1.2.3\n");
+    EXPECT_EQ(run_xpctl({"version"}, with).out, "xpctl " XP_VERSION "\nexpertpackd 1.2.3, backend cpu\n");
     const Outcome alone = run_xpctl({"version"}, without);
     EXPECT_EQ(alone.status, 0);
     EXPECT_EQ(alone.out, "xpctl " XP_VERSION "\n");
     EXPECT_THAT(alone.err, HasSubstr("/nowhere/daemon.sock"));
     EXPECT_EQ(Json::parse(run_xpctl({"version", "--json"}, with).out),
-              Json({{"xpctl", XP_VERSION}, {"expertpackd", "1.2.3"}}));
-    EXPECT_EQ(Json::parse(run_xpctl({"version", "--json"}, without).out).at("expertpackd"),
-              nullptr);
+              Json({{"xpctl", XP_VERSION}, {"expertpackd", "1.2.3"}, {"backend", "cpu"}}));
+    EXPECT_EQ(Json::parse(run_xpctl({"version", "--json"}, without).out),
+              Json({{"xpctl", XP_VERSION}, {"expertpackd", nullptr}, {"backend", nullptr}}));
 }
 
 TEST(QueryTest, a_result_that_cannot_be_written_is_a_failure) {

@@ -1,0 +1,50 @@
+// The CPU's operators in the part of a device: they have a name of their own, count launches and
+// waits, and can be lost, after which every result is an error that stays.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "daemon/engine/backend.h"
+#include "daemon/engine/cpu/operators.h"
+
+namespace xp::support {
+
+inline constexpr char kFakeDeviceName[] = "cuda (Fake Device 3000)";
+
+class FakeDeviceOperators final : public CpuOperators {
+public:
+    // Lost at the matrix product number `lost_after`, counted from 0.
+    explicit FakeDeviceOperators(uint64_t lost_after = UINT64_MAX)
+        : CpuOperators(*best_cpu_kernels(), 1), lost_after_(lost_after) {}
+
+    std::string describe() const override { return kFakeDeviceName; }
+    Result<void> status() const override {
+        if (launches_ <= lost_after_) return {};
+        return make_error(ErrorCode::kDeviceLost, "a kernel: fakeErrorFellOffTheBus");
+    }
+    OperatorCounts counts() const override { return {launches_, waits_, 0}; }
+
+    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override {
+        ++launches_;
+        CpuOperators::matmul(w, x, n_rows, y);
+    }
+    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
+               float* host_weights) override {
+        ++waits_;
+        CpuOperators::route(args, n_rows, host_ids, host_weights);
+    }
+
+private:
+    const uint64_t lost_after_;
+    uint64_t launches_ = 0;
+    uint64_t waits_ = 0;
+};
+
+inline Result<Backend> open_fake_device(uint64_t lost_after = UINT64_MAX) {
+    XP_TRY(Backend backend, open_cpu_backend(1));
+    backend.operators = std::make_unique<FakeDeviceOperators>(lost_after);
+    return backend;
+}
+
+}  // namespace xp::support
