@@ -39,6 +39,13 @@ Result<Backend> open_cuda_backend(const CudaOptions& options) {
     Backend backend;
     backend.device = std::make_shared<Stream>(std::move(stream));
     XP_TRY(backend.operators, CudaOperators::create(options.device, compute));
+    backend.meter = std::shared_ptr<MemoryMeter>(&cuda::device_meter(), [](MemoryMeter*) {});
+    backend.memory = [options]() -> Result<DeviceMemory> {
+        size_t free = 0, total = 0;
+        XP_CUDA(cudaSetDevice(options.device), "choosing the device");
+        XP_CUDA(cudaMemGetInfo(&free, &total), "asking for the device's memory");
+        return DeviceMemory{total, free, options.reserve_bytes};
+    };
     backend.make_slot_memory = [compute, options]() -> Result<std::unique_ptr<SlotMemory>> {
         XP_TRY(std::unique_ptr<CudaSlotMemory> memory,
                CudaSlotMemory::create(compute, {options.read_buffers, options.reserve_bytes}));

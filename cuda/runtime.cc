@@ -1,8 +1,19 @@
 #include "cuda/runtime.h"
 
+#include "daemon/base/memory.h"
 #include "daemon/base/size.h"
 
 namespace xp::cuda {
+namespace {
+
+// The driver gives out whole pages of 2 MiB; only what is smaller than half of one shares it.
+uint64_t held_bytes(uint64_t bytes) {
+    constexpr uint64_t kPage = uint64_t{2} << 20;
+    constexpr uint64_t kShare = 512;
+    return align_up(bytes, bytes > kPage / 2 ? kPage : kShare);
+}
+
+}  // namespace
 
 Error cuda_error(cudaError_t status, std::string_view what) {
     const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::kNoMemory
@@ -37,12 +48,18 @@ Result<Event> make_event(std::string_view what) {
     return Event(event);
 }
 
+MemoryMeter& device_meter() {
+    static MemoryMeter meter;
+    return meter;
+}
+
 Memory::~Memory() {
     if (data_ == nullptr) return;
     if (pinned_) {
         cudaFreeHost(data_);
     } else {
         cudaFree(data_);
+        device_meter().remove(held_bytes(bytes_));
     }
 }
 
@@ -54,6 +71,7 @@ Result<Memory> Memory::device(uint64_t bytes, std::string_view what) {
         return cuda_error(status, fmt::format("no {} of GPU memory for {}", format_size(bytes),
                                               what));
     }
+    device_meter().add(held_bytes(bytes));
     return Memory(data, bytes, false);
 }
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "daemon/base/memory_meter.h"
 #include "daemon/base/result.h"
 
 namespace xp::cuda {
@@ -59,6 +60,9 @@ using Event = Handle<cudaEvent_t, cudaEventDestroy>;
 Result<Stream> make_stream(std::string_view what);
 // For ordering streams; without time stamps, which cost more.
 Result<Event> make_event(std::string_view what);
+
+// Counts what Memory holds of all devices, in the pieces in which the driver gives it out.
+MemoryMeter& device_meter();
 
 // Bytes of the device or pinned host memory. Move-only.
 class Memory {

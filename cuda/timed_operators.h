@@ -22,6 +22,7 @@ public:
 
     std::string describe() const override { return ops_->describe(); }
     Result<void> status() const override { return ops_->status(); }
+    OperatorCounts counts() const override { return ops_->counts(); }
     StorageLayout resident_layout(GgmlType type, uint64_t cols) const override {
         return ops_->resident_layout(type, cols);
     }

@@ -43,6 +43,7 @@ std::string field(std::string_view key, const Json& value) {
         if (key.ends_with("bytes")) return format_bytes(value.get<double>());
         if (key.ends_with("_us")) return format_duration(value.get<double>() / 1e6);
         if (key.ends_with("_ms")) return format_duration(value.get<double>() / 1e3);
+        if (value.is_number_float()) return fmt::format("{:.1f}", value.get<double>());
     }
     return dump(value);
 }

@@ -5,13 +5,20 @@
 namespace xp {
 
 Result<std::unique_ptr<Model>> load_model(const Pack& pack, Operators& operators,
-                                          ExpertCache& cache, const ModelOptions& options) {
+                                          const ModelOptions& options) {
     XP_TRY(const std::string architecture,
            pack.resident().metadata().get_string("general.architecture"));
-    if (architecture == "deepseek4") return load_deepseek4(pack, operators, cache, options);
+    if (architecture == "deepseek4") return load_deepseek4(pack, operators, options);
     return make_error(ErrorCode::kUnsupported,
                       "architecture \"{}\" is not supported; this build runs deepseek4",
                       architecture);
+}
+
+Result<std::unique_ptr<Model>> load_model(const Pack& pack, Operators& operators,
+                                          ExpertCache& cache, const ModelOptions& options) {
+    XP_TRY(std::unique_ptr<Model> model, load_model(pack, operators, options));
+    model->set_cache(cache);
+    return model;
 }
 
 Result<uint32_t> experts_per_token(const GgufMetadata& metadata) {

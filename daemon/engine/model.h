@@ -94,6 +94,14 @@ class Model {
 public:
     virtual ~Model() = default;
     virtual const ModelInfo& info() const = 0;
+    // Where its experts come from; outlives all passes. Needed before the first one, and not
+    // changed while there are any.
+    virtual void set_cache(ExpertCache& cache) = 0;
+    // Allocates what a pass of `n_rows` rows, of which `n_logits` want logits, needs of its own.
+    virtual Result<void> reserve(uint32_t n_rows, uint32_t n_logits) = 0;
+    // A sequence as if `position` tokens had been taken in, all of them forgotten: for measuring
+    // what passes at the end of a context take.
+    virtual Result<std::unique_ptr<Sequence>> create_hollow_sequence(uint64_t position) = 0;
     // kNoMemory when the state does not fit.
     virtual Result<std::unique_ptr<Sequence>> create_sequence() = 0;
     // Checks rows: token ids in range, room in the context, consecutive rows per sequence.
@@ -103,6 +111,9 @@ public:
 
 // Loads the resident weights of a pack for its architecture. kUnsupported names what is missing.
 // All arguments must outlive the model.
+Result<std::unique_ptr<Model>> load_model(const Pack& pack, Operators& operators,
+                                          const ModelOptions& options);
+// The same with its cache set.
 Result<std::unique_ptr<Model>> load_model(const Pack& pack, Operators& operators,
                                           ExpertCache& cache, const ModelOptions& options);
 

@@ -1,11 +1,13 @@
 // The models a daemon serves, opened once at start: pack, tokenizer, chat format, expert cache and
-// model graph of each, on one set of operators and one read backend.
+// model graph of each, on one set of operators and one read backend. Weights and workspace of all
+// models come before the expert slots of any: see memory_plan.h.
 //
 // A ServedModel's `model` and `cache` belong to the engine thread (cache->stats() is for any
 // thread); everything else is immutable after open() and may be used from any thread. The host
 // outlives scheduler and ring server.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +23,7 @@
 #include "daemon/engine/model.h"
 #include "daemon/io/read_backend.h"
 #include "daemon/pack/pack.h"
+#include "daemon/serve/memory_plan.h"
 #include "daemon/text/chat.h"
 #include "daemon/text/tokenizer.h"
 #include "daemon/tiers/expert_cache.h"
@@ -49,9 +52,10 @@ inline std::function<Result<Backend>()> default_device() {
 
 struct HostOptions {
     std::vector<ModelSource> models;      // the first is the default
-    // Slots of each model; unset: an even share of half the memory usable at start, or on a device
-    // of all of what is left when the weights are loaded.
+    // Slots of each model; unset: an even share of half the host memory usable at start, or on a
+    // device of all that the memory plan leaves.
     std::optional<uint64_t> cache_bytes;
+    std::optional<uint64_t> vram_limit;   // of all memory taken on a device
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
     IoOptions io;
@@ -60,6 +64,9 @@ struct HostOptions {
     std::function<Result<Backend>()> open_device = default_device();
     unsigned threads = 0;
     KvType kv = KvType::kF32;
+    // What memory is planned for: rows of a pass, and sequences that may exist at a time.
+    uint32_t chunk_rows = 512;
+    uint32_t sequences = 5;
 };
 
 struct ServedModel {
@@ -97,17 +104,40 @@ public:
     OperatorCounts counts() const;
     // Null for a host without packs.
     const ReadBackend* reads() const { return reads_.get(); }
+    const MemoryPlan& memory_plan() const { return plan_; }
+    // Asks the device what was taken of it since the start; a sentence when that is more than was
+    // planned, empty otherwise. Any thread.
+    std::string compare_memory();
+    // What compare_memory() saw last; nothing before.
+    std::optional<uint64_t> measured_memory() const;
     // What a person should know about the start: caches cut to the memory there is, or too small
     // for one token's working set.
     const std::vector<std::string>& warnings() const { return warnings_; }
 
 private:
     ModelHost() = default;
-    Result<std::unique_ptr<ServedModel>> open_model(const ModelSource& source,
-                                                    const HostOptions& options);
+    // A model on its way.
+    struct Opening {
+        const ModelSource* source = nullptr;
+        std::unique_ptr<ServedModel> served;
+        ModelOptions options;
+        uint32_t top_k = 0;
+        SlotPlan all;  // slots for every expert
+    };
+    Result<void> begin_plan(const HostOptions& options);
+    Result<Opening> open_pack(const ModelSource& source, const HostOptions& options);
+    Result<void> load_weights(std::span<Opening> opening, const Progress& progress);
+    // Returns what of the workspace is not kept between passes.
+    Result<uint64_t> take_workspace(std::span<Opening> opening, const Progress& progress);
+    Result<void> make_caches(std::span<Opening> opening, const HostOptions& options,
+                             uint64_t not_kept);
+    Result<void> make_cache(Opening& opening, const HostOptions& options, uint64_t bytes);
 
     std::string backend_;
     std::vector<std::string> warnings_;
+    MemoryPlan plan_;
+    static constexpr uint64_t kNotMeasured = UINT64_MAX;
+    std::atomic<uint64_t> measured_{kNotMeasured};
     Backend engine_;
     std::unique_ptr<ReadBackend> reads_;
     // Last, so that models and caches go before what they point to.

@@ -457,7 +457,8 @@ Result<std::optional<shm::FinishReason>> Scheduler::measured_step(
     if (!prefill && job.kind != shm::Task::kGenerate) {
         return task.step(replies);  // computes nothing
     }
-    const auto stalled_us = [&] { return job.model->cache ? job.model->cache->stats().stall_us : 0; };
+    const ExpertCache* const cache = job.model->cache.get();
+    const auto stalled_us = [cache] { return cache ? cache->stats().stall_us : uint64_t{0}; };
     const uint64_t tokens = prefill ? task.prompt_done() : task.timings().generated_tokens;
     const OperatorCounts before = host_.counts();
     const uint64_t stalled_before = stalled_us();

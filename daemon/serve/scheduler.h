@@ -13,7 +13,7 @@
 // are parked and another is to start, it waits, but not longer than parked_patience for a client
 // that takes nothing: who does not read stops nobody else for good.
 //
-// An error that leaves the backend unusable ends every job with it, and every later one: see lost().
+// An error that leaves the backend unusable ends every job, and those that come later: see lost().
 // Too little memory fails the job that wanted it. An end that cannot be told for want of memory is
 // told when there is some again.
 // `priority` of a request is carried and not used yet.

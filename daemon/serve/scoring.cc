@@ -41,9 +41,8 @@ Result<std::optional<shm::FinishReason>> Scoring::advance(std::vector<shm::Reply
 
 Result<std::unique_ptr<ForwardPass>> Scoring::next_pass() {
     const auto rest = prompt().subspan(prompt_done());
-    const uint64_t row_bytes = sizeof(float) * model().model->info().n_vocab;
-    const uint64_t rows_by_memory = std::max<uint64_t>(kMaxChunkLogitBytes / row_bytes, 1);
-    pass_rows_ = std::min<uint64_t>({rest.size(), options().chunk_rows, rows_by_memory});
+    pass_rows_ = std::min<uint64_t>(
+        rest.size(), scored_rows(model().model->info().n_vocab, options().chunk_rows));
     std::vector<Row> rows;
     rows.reserve(pass_rows_);
     for (const TokenId token : rest.first(pass_rows_)) {

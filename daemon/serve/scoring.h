@@ -20,6 +20,12 @@ namespace xp {
 // model's, and a step lasts until all of them are read.
 inline constexpr uint64_t kMaxChunkLogitBytes = uint64_t{64} << 20;
 
+// Rows of a pass that all want logits.
+constexpr uint32_t scored_rows(uint32_t n_vocab, uint32_t chunk_rows) {
+    const uint64_t rows = kMaxChunkLogitBytes / (sizeof(float) * uint64_t{n_vocab});
+    return static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, chunk_rows));
+}
+
 class Scoring final : public Task {
 public:
     // As make_task.

@@ -47,6 +47,23 @@ Json cache_object(const CacheStats& cache) {
             {"stall_us", cache.stall_us}};
 }
 
+Json memory_object(const MemoryPlan& plan, std::optional<uint64_t> measured) {
+    const auto of_device = [&](uint64_t bytes) {
+        return plan.device ? Json(bytes) : Json(nullptr);
+    };
+    return {{"weights_bytes", plan.weights},
+            {"workspace_bytes", plan.workspace},
+            {"state_bytes", plan.state},
+            {"sequences", plan.sequences},
+            {"slots_bytes", plan.slots},
+            {"planned_bytes", plan.planned()},
+            {"limit_bytes", plan.limit ? Json(*plan.limit) : Json(nullptr)},
+            {"total_bytes", of_device(plan.total)},
+            {"free_bytes", of_device(plan.free)},
+            {"reserve_bytes", of_device(plan.reserve)},
+            {"measured_bytes", measured ? Json(*measured) : Json(nullptr)}};
+}
+
 // The rates are null until there is something to divide by.
 Json step_object(const StepStats& steps) {
     const auto per_token = [&](uint64_t value) {
@@ -94,6 +111,7 @@ std::string format_stats(const ModelHost& host, const SchedulerStats& scheduler,
     stats["version"] = XP_VERSION;
     stats["uptime_ms"] = uptime.count();
     stats["backend"] = host.backend();
+    stats["memory"] = memory_object(host.memory_plan(), host.measured_memory());
     stats["io"] = host.reads() ? io_object(host.reads()->stats()) : Json(nullptr);
     Json models = Json::array();
     for (size_t i = 0; i < host.models().size(); ++i) {

@@ -338,6 +338,11 @@ void Reader::read_daemon(const toml::table& root, DaemonConfig& config) {
 void Reader::read_cache(const toml::table& root, DaemonConfig& config) {
     Section cache = section(root, "cache");
     config.host.cache_bytes = size(cache, "experts");
+    config.host.vram_limit = size(cache, "vram_limit");
+    if (config.host.vram_limit && config.host.backend == EngineBackend::kCpu) {
+        complain(*cache.table->get("vram_limit"), "[cache] vram_limit limits GPU memory, and "
+                 "[engine] backend is \"cpu\": remove the key; experts limits the slots in RAM");
+    }
     if (const toml::node* node = find(cache, "ram_tier")) {
         complain(*node, "[cache] ram_tier: this version has no tier in RAM behind GPU memory (on "
                  "the CPU the experts are in RAM already); remove the key");
@@ -383,6 +388,9 @@ void Reader::read_engine(const toml::table& root, DaemonConfig& config) {
     uint32_t& chunk_rows = config.scheduler.task.chunk_rows;
     chunk_rows = static_cast<uint32_t>(
         integer(engine, "chunk_rows", 1, kMaxChunkRows).value_or(chunk_rows));
+    config.host.chunk_rows = chunk_rows;
+    // Those that are parked, and one that runs.
+    config.host.sequences = static_cast<uint32_t>(config.scheduler.parked_limit + 1);
     finish(engine);
 }
 

@@ -57,6 +57,7 @@ private:
     // The next signal within `wait`, or 0. `also` may be readable before.
     int wait_for_signal(std::chrono::milliseconds wait, int also = -1);
     void beat();
+    void compare_memory();
     std::string status_line();
 
     const DaemonConfig& config_;
@@ -74,6 +75,7 @@ private:
     std::optional<Clock::time_point> last_beat_;
     Clock::time_point last_status_ = Clock::now();
     uint64_t last_generated_ = 0;
+    bool memory_compared_ = false;
 };
 
 Result<UniqueFd> block_signals() {
@@ -142,6 +144,9 @@ Result<void> Control::start() {
         spdlog::info("model {}: {} of expert slots, {} of {} experts; context {} tokens",
                      model->name, format_size(cache.slot_bytes), cache.slots, cache.n_objects,
                      model->model->info().context);
+    }
+    for (const std::string& line : host_->memory_plan().lines(host_->backend())) {
+        spdlog::info("{}", line);
     }
     for (const std::string& warning : host_->warnings()) {
         spdlog::warn("{}", warning);
@@ -262,6 +267,7 @@ bool Control::serve() {
         }
         try {
             beat();
+            compare_memory();
             notifier_.status(status_line(), Clock::now());
         } catch (const std::bad_alloc&) {
             // The next tick tells it.
@@ -340,6 +346,17 @@ void Control::beat() {
     }
     last_beat_ = now;
     notifier_.heartbeat();
+}
+
+// Once, after the first real prompt.
+void Control::compare_memory() {
+    if (memory_compared_ || scheduler_->stats().prefill.tokens == 0) {
+        return;
+    }
+    memory_compared_ = true;
+    if (const std::string warning = host_->compare_memory(); !warning.empty()) {
+        spdlog::warn("{}", warning);
+    }
 }
 
 std::string Control::status_line() {

@@ -1,5 +1,5 @@
-// expertpackd with a device made of the CPU's operators. The environment says when it is lost:
-// XP_LOST_AFTER, a number of matrix products.
+// expertpackd with a device made of the CPU's operators. The environment says when it is lost,
+// after XP_LOST_AFTER matrix products, and by how much its memory shrinks: XP_TAKEN_LATER.
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,11 +15,14 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "%s\n", config.error().message.c_str());
         return xp::kExitConfig;
     }
-    const char* lost_after = std::getenv("XP_LOST_AFTER");
-    config->host.open_device = [lost_after] {
-        return xp::support::open_fake_device(lost_after ? std::strtoull(lost_after, nullptr, 10)
-                                                        : UINT64_MAX);
-    };
+    xp::support::FakeDeviceOptions device;
+    if (const char* number = std::getenv("XP_LOST_AFTER")) {
+        device.lost_after = std::strtoull(number, nullptr, 10);
+    }
+    if (const char* bytes = std::getenv("XP_TAKEN_LATER")) {
+        device.taken_later = std::strtoull(bytes, nullptr, 10);
+    }
+    config->host.open_device = [device] { return xp::support::open_fake_device(device); };
     xp::set_up_logging();
     return xp::run_daemon(*config);
 }

@@ -1,4 +1,5 @@
 // The daemon with a device, as its clients and its manager see it, up to the loss of the device.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@ namespace xp {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using support::ask;
 using support::Daemon;
 using support::demo_pack;
@@ -36,11 +38,50 @@ TEST(DeviceEndToEnd, TheDeviceIsNamedWhenReadyAndInStats) {
     ASSERT_EQ(client.ping(&pong, kWaitMs), XP_OK);
     EXPECT_STREQ(pong->backend, kDevice);
 
-    EXPECT_THAT(ask(client, greedy({0, 5, 7}, 4)).end, "length");
+    auto request = greedy({0, 5, 7}, 4);
+    request.ignore_eos(true);
+    EXPECT_EQ(ask(client, request).end, "length");
     const auto decode = stats_of(client).at("decode");
     EXPECT_GT(decode.at("launches").get<uint64_t>(), 0u);
     EXPECT_GT(decode.at("waits_per_token").get<double>(), 0);
     EXPECT_GT(decode.at("host_us").get<uint64_t>(), 0u);
+}
+
+TEST(DeviceEndToEnd, ThePlanIsPrintedAndComparedWithTheDeviceAfterTheFirstPrompt) {
+    Daemon daemon("", {"XP_TAKEN_LATER=3000000000"}, demo_pack(), XP_DEVICE_DAEMON);
+    expertpack::Client client("e2e");
+    daemon.connect(client);
+    const std::string start = daemon.process().output();
+    EXPECT_THAT(start, HasSubstr(std::string("memory plan: ") + kDevice + ", 4.00 GiB"));
+    for (const char* part : {"weights", "workspace", "sequence state", "expert slots"}) {
+        EXPECT_THAT(start, HasSubstr(std::string("  ") + part + " "));
+    }
+    EXPECT_THAT(start, Not(HasSubstr("were taken since the start")));
+    EXPECT_EQ(stats_of(client).at("memory").at("measured_bytes"), nullptr);
+    ask(client, greedy({0, 5, 7}, 4));
+    nlohmann::json memory;
+    for (int n = 0; n < 1000 && (memory.is_null() || memory.at("measured_bytes").is_null()); ++n) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        memory = stats_of(client).at("memory");
+    }
+    const auto measured = memory.at("measured_bytes").get<uint64_t>();
+    const auto planned = memory.at("planned_bytes").get<uint64_t>();
+    EXPECT_GT(measured, 3000000000u);
+    EXPECT_GT(measured, planned);
+    EXPECT_EQ(memory.at("slots_bytes"),
+              stats_of(client).at("models").at(0).at("cache").at("slot_bytes"));
+    // The line is written a moment after the figure is there.
+    daemon.process().signal(SIGTERM);
+    EXPECT_EQ(daemon.process().wait(), 0);
+    EXPECT_THAT(daemon.process().output(), HasSubstr(fmt::format("{} bytes", measured)));
+    EXPECT_THAT(daemon.process().output(),
+                HasSubstr(fmt::format("more than the {} bytes", planned)));
+}
+
+TEST(DeviceEndToEnd, ALimitThatIsTooSmallIsAWrongConfiguration) {
+    Daemon daemon("[cache]\nvram_limit = \"1MiB\"", {}, demo_pack(), XP_DEVICE_DAEMON);
+    EXPECT_EQ(daemon.process().wait(), 78) << daemon.process().output();
+    EXPECT_THAT(daemon.process().output(), HasSubstr("but [cache] vram_limit is 1.00 MiB"));
 }
 
 TEST(DeviceEndToEnd, ALostDeviceEndsRequestsAndTheProcessSoThatItIsRestarted) {

@@ -65,6 +65,11 @@ public:
         info_.context_max = script_.context;
     }
     const ModelInfo& info() const override { return info_; }
+    void set_cache(ExpertCache&) override {}
+    Result<void> reserve(uint32_t, uint32_t) override { return {}; }
+    Result<std::unique_ptr<Sequence>> create_hollow_sequence(uint64_t) override {
+        return create_sequence();
+    }
     Result<std::unique_ptr<Sequence>> create_sequence() override {
         return std::unique_ptr<Sequence>(std::make_unique<ScriptedSequence>());
     }

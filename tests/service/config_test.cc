@@ -232,7 +232,8 @@ TEST(Config, ANumberOutOfPlaceIsToldWithKeyValueAndRange) {
 
 TEST(Config, ASizeOutOfPlaceIsToldWithKeyValueAndRange) {
     const std::pair<const char*, const char*> keys[] = {
-        {"", "cache"}, {"[cache]\n", "experts"}, {"[limits]\n", "request_bytes_per_user"}};
+        {"", "cache"}, {"[cache]\n", "experts"}, {"[cache]\n", "vram_limit"},
+        {"[limits]\n", "request_bytes_per_user"}};
     const std::pair<const char*, const char*> values[] = {
         {"0", "0"}, {"-1", "-1"}, {"''", "''"}, {"'-5MiB'", "'-5MiB'"}, {"'0GiB'", "'0GiB'"},
         {"'0x10'", "'0x10'"}, {"'1.5GiB'", "'1.5GiB'"}, {"'12 GB'", "'12 GB'"},
@@ -250,6 +251,22 @@ TEST(Config, ASizeOutOfPlaceIsToldWithKeyValueAndRange) {
         EXPECT_THAT(error_of(section + std::string(key) + " = 010\n"),
                     HasSubstr(std::string("(the line is '") + key + " = 010')"));
     }
+}
+
+TEST(Config, ALimitOfGpuMemoryGoesWithABackendThatMayHaveSome) {
+    const auto config = parse(std::string(kModel) + "[cache]\nvram_limit = \"24GiB\"\n");
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->host.vram_limit, uint64_t{24} << 30);
+    EXPECT_THAT(error_of("[engine]\nbackend = \"cpu\"\n[cache]\nvram_limit = \"24GiB\"\n"),
+                AllOf(HasSubstr(":7: "), HasSubstr("vram_limit"), HasSubstr("backend is \"cpu\""),
+                      HasSubstr("remove the key")));
+}
+
+TEST(Config, MemoryIsPlannedForTheRowsOfAPassAndForParkedRequestsAndOneMore) {
+    const auto config = parse(std::string(kModel) + "[engine]\nchunk_rows = 77\n");
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->host.chunk_rows, 77u);
+    EXPECT_EQ(config->host.sequences, config->scheduler.parked_limit + 1);
 }
 
 TEST(Config, WhatThisBuildDoesNotHaveIsAnError) {

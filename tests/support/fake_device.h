@@ -1,5 +1,5 @@
-// The CPU's operators in the part of a device: they have a name of their own, count launches and
-// waits, and can be lost, after which every result is an error that stays.
+// The CPU's operators in the part of a device: they have a name of their own, memory of a limited
+// size, count launches and waits, and can be lost, after which every result is an error that stays.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,25 @@ private:
     uint64_t waits_ = 0;
 };
 
-inline Result<Backend> open_fake_device(uint64_t lost_after = UINT64_MAX) {
+struct FakeDeviceOptions {
+    uint64_t lost_after = UINT64_MAX;
+    uint64_t memory = uint64_t{4} << 30;
+    uint64_t reserve = uint64_t{1} << 20;
+    uint64_t taken_later = 0;  // by nobody knows whom, from the second look at the memory on
+};
+
+// Slots are in host memory and not counted, so that `free` is what buffers leave.
+inline Result<Backend> open_fake_device(const FakeDeviceOptions& options = {}) {
     XP_TRY(Backend backend, open_cpu_backend(1));
-    backend.operators = std::make_unique<FakeDeviceOperators>(lost_after);
+    auto operators = std::make_unique<FakeDeviceOperators>(options.lost_after);
+    backend.meter = operators->meter();
+    backend.operators = std::move(operators);
+    backend.memory = [options, meter = backend.meter,
+                      looks = std::make_shared<int>(0)]() -> Result<DeviceMemory> {
+        const uint64_t taken = meter->now() + ((*looks)++ == 0 ? 0 : options.taken_later);
+        return DeviceMemory{options.memory, options.memory - std::min(options.memory, taken),
+                            options.reserve};
+    };
     return backend;
 }
 

@@ -32,6 +32,7 @@ Result<std::unique_ptr<Operators>> make_cpu_operators(unsigned threads) {
 Result<Backend> open_cpu_backend(unsigned threads) {
     Backend backend;
     XP_TRY(backend.operators, make_cpu_operators(threads));
+    backend.meter = static_cast<CpuOperators&>(*backend.operators).meter();
     backend.make_slot_memory = [] { return make_host_slot_memory(); };
     return backend;
 }
@@ -44,7 +45,10 @@ Result<DeviceBuffer> CpuOperators::allocate(uint64_t bytes, std::string_view wha
     XP_TRY(PageBuffer pages, PageBuffer::allocate(bytes, what));
     std::byte* data = pages.data();
     auto owner = std::make_shared<PageBuffer>(std::move(pages));
-    return DeviceBuffer(data, bytes, [owner](std::byte*) {});
+    meter_->add(owner->bytes());
+    return DeviceBuffer(data, bytes, [owner, meter = meter_](std::byte*) {
+        meter->remove(owner->bytes());
+    });
 }
 
 void CpuOperators::upload(std::byte* to, std::span<const std::byte> host_from) {

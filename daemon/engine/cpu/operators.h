@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "daemon/base/memory_meter.h"
 #include "daemon/base/thread_pool.h"
 #include "daemon/engine/cpu/kernels.h"
 #include "daemon/engine/operators.h"
@@ -22,6 +23,8 @@ public:
         return StorageLayout::kGgml;
     }
     Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
+    // Of what allocate() gave out and has not got back.
+    const std::shared_ptr<MemoryMeter>& meter() const { return meter_; }
     void upload(std::byte* to, std::span<const std::byte> host_from) override;
     void download(std::span<std::byte> host_to, const std::byte* from) const override;
 
@@ -79,6 +82,7 @@ private:
     const CpuKernels& kernels_;
     ThreadPool pool_;
     std::vector<float> expert_scratch_;
+    std::shared_ptr<MemoryMeter> meter_ = std::make_shared<MemoryMeter>();
 };
 
 // A row of stored attention state as floats: itself, or converted into `scratch`.

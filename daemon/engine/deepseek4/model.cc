@@ -14,8 +14,8 @@ constexpr size_t kIdleWorkspaces = 3;
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_deepseek4(const Pack& pack, Operators& operators,
-                                              ExpertCache& cache, const ModelOptions& options) {
-    auto model = std::make_unique<DeepSeek4Model>(operators, cache, options);
+                                              const ModelOptions& options) {
+    auto model = std::make_unique<DeepSeek4Model>(operators, options);
     XP_CHECK(model->load(pack));
     return std::unique_ptr<Model>(std::move(model));
 }
@@ -188,8 +188,25 @@ Result<std::unique_ptr<Sequence>> DeepSeek4Model::create_sequence() {
     return std::unique_ptr<Sequence>(std::move(sequence));
 }
 
+Result<std::unique_ptr<Sequence>> DeepSeek4Model::create_hollow_sequence(uint64_t position) {
+    XP_TRY(std::unique_ptr<DeepSeek4Sequence> sequence,
+           DeepSeek4Sequence::create(config_, identity_, operators_, options_));
+    XP_ASSERT(position <= options_.context);
+    sequence->position_ = position;
+    return std::unique_ptr<Sequence>(std::move(sequence));
+}
+
+Result<void> DeepSeek4Model::reserve(uint32_t n_rows, uint32_t n_logits) {
+    XP_TRY(std::unique_ptr<DeepSeek4Workspace> workspace, take_workspace(n_rows));
+    Result<DeviceBuffer> logits = operators_.allocate(
+        uint64_t{n_logits} * config_.n_vocab * sizeof(float), "logits");
+    give_back(std::move(workspace));
+    return logits ? Result<void>() : std::move(logits).error();
+}
+
 Result<std::unique_ptr<ForwardPass>> DeepSeek4Model::forward(std::span<const Row> rows,
                                                              const PassObserver* observer) {
+    XP_ASSERT(cache_ != nullptr);
     const auto invalid = [](std::string text) {
         return Error{ErrorCode::kInvalidArgument, std::move(text)};
     };

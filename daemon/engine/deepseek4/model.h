@@ -108,12 +108,15 @@ struct DeepSeek4Workspace {
 
 class DeepSeek4Model final : public Model {
 public:
-    DeepSeek4Model(Operators& operators, ExpertCache& cache, const ModelOptions& options)
-        : operators_(operators), cache_(cache), options_(options) {}
+    DeepSeek4Model(Operators& operators, const ModelOptions& options)
+        : operators_(operators), options_(options) {}
 
     Result<void> load(const Pack& pack);
 
     const ModelInfo& info() const override { return info_; }
+    void set_cache(ExpertCache& cache) override { cache_ = &cache; }
+    Result<void> reserve(uint32_t n_rows, uint32_t n_logits) override;
+    Result<std::unique_ptr<Sequence>> create_hollow_sequence(uint64_t position) override;
     Result<std::unique_ptr<Sequence>> create_sequence() override;
     Result<std::unique_ptr<ForwardPass>> forward(std::span<const Row> rows,
                                                  const PassObserver* observer) override;
@@ -134,7 +137,7 @@ private:
     void give_back(std::unique_ptr<DeepSeek4Workspace> workspace);
 
     Operators& operators_;
-    ExpertCache& cache_;
+    ExpertCache* cache_ = nullptr;
     ModelOptions options_;
     ModelInfo info_;
     DeepSeek4Config config_;
@@ -149,6 +152,6 @@ private:
 };
 
 Result<std::unique_ptr<Model>> load_deepseek4(const Pack& pack, Operators& operators,
-                                              ExpertCache& cache, const ModelOptions& options);
+                                              const ModelOptions& options);
 
 }  // namespace xp

@@ -246,7 +246,7 @@ void DeepSeek4Pass::route() {
         if (distinct.empty() || distinct.back() != choice.expert) distinct.push_back(choice.expert);
     }
     experts_left_ = static_cast<uint32_t>(distinct.size());
-    acquisition_.emplace(model_.cache_.acquire(l.experts->layer, distinct));
+    acquisition_.emplace(model_.cache_->acquire(l.experts->layer, distinct));
 }
 
 // The next layer's experts are known already if it routes by token id.
@@ -257,7 +257,7 @@ void DeepSeek4Pass::prefetch_next_layer() {
     std::vector<uint32_t> ids = fixed_experts(layer_ + 1);
     std::sort(ids.begin(), ids.end());
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-    model_.cache_.prefetch(next.experts->layer, ids);
+    model_.cache_->prefetch(next.experts->layer, ids);
 }
 
 void DeepSeek4Pass::shared_expert() {

@@ -135,6 +135,16 @@ TEST(StatsViewTest, counters_of_newer_daemons_are_shown_as_they_are_named) {
                             HasSubstr("level     3\n")));
 }
 
+TEST(StatsViewTest, the_memory_plan_and_what_a_token_costs_are_readable) {
+    const std::string text = stats_tables(
+        R"({"memory": {"weights_bytes": 2048, "sequences": 5, "limit_bytes": null},
+            "decode": {"tokens": 3, "launches": 7, "launches_per_token": 2.3333333333333335,
+                       "host_per_token_us": 2500.25}})").value();
+    EXPECT_THAT(text, HasSubstr("memory    weights 2.0 KiB, sequences 5, limit -\n"));
+    EXPECT_THAT(text, HasSubstr("decode    tokens 3, launches 7, launches per token 2.3, "
+                                "host per token 2.5 ms\n"));
+}
+
 TEST(StatsViewTest, long_lines_of_counters_are_broken) {
     const std::string text = stats_tables(
         R"({"clients": {"a_rather_long_name": 1, "another_rather_long_name": 2,

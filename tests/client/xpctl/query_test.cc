@@ -94,7 +94,8 @@ TEST(QueryTest, version_is_an_answer_with_and_without_a_daemon) {
     FakeDaemon daemon(questions("{}"));
     const Streams with{.socket = daemon.path()};
     const Streams without{.socket = "/nowhere/daemon.sock"};
-    EXPECT_EQ(run_xpctl({"version"}, with).out, "xpctl " XP_VERSION "\nexpertpackd 1.2.3, backend cpu\n");
+    EXPECT_EQ(run_xpctl({"version"}, with).out,
+              "xpctl " XP_VERSION "\nexpertpackd 1.2.3, backend cpu\n");
     const Outcome alone = run_xpctl({"version"}, without);
     EXPECT_EQ(alone.status, 0);
     EXPECT_EQ(alone.out, "xpctl " XP_VERSION "\n");
