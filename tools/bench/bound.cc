@@ -123,6 +123,11 @@ void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint3
     const uint64_t hits = o.sum(o.measured, &Sample::hits);
     const uint64_t misses = o.sum(o.measured, &Sample::misses);
     const uint64_t reads = o.sum(o.measured, &Sample::reads);
+    const auto each = [&](uint64_t Sample::* field) {
+        return static_cast<double>(o.sum(o.measured, field)) / all;
+    };
+    const double launches = each(&Sample::launches), waits = each(&Sample::waits);
+    const double wait_ms = each(&Sample::wait_us) / 1e3;
     const double longest = std::max({read.median, upload.median, compute.median});
     const char* bound_by = longest == compute.median ? "compute"
                            : longest == read.median  ? "reads"
@@ -140,6 +145,7 @@ void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint3
             {"read_bytes", measured / all}, {"bytes_ratio", bytes_ratio}, {"hits", hits},
             {"misses", misses}, {"reads", reads}, {"reads_repeated", repeated},
             {"read_bandwidth", o.read_bandwidth}, {"upload_bandwidth", o.upload_bandwidth},
+            {"launches", launches}, {"waits", waits}, {"wait_ms", wait_ms},
             {"trace_lru_hits", o.trace_hits}, {"mapped_lru_hits", o.mapped_hits}};
         fmt::print("{}\n", json.dump());
         return;
@@ -154,6 +160,10 @@ void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint3
     if (o.upload_bandwidth > 0) {
         fmt::print("{:<10}{:>10.3f} ms, at {:.2f} GB/s\n", "uploads", upload.median,
                    o.upload_bandwidth / 1e9);
+    }
+    if (launches > 0) {
+        fmt::print("{:<10}{:>10.1f} launches a {}, {:.1f} waits of {:.3f} ms together\n", "host",
+                   launches, unit, waits, wait_ms);
     }
     fmt::print("{:<10}{:>10.3f} of the longest, {} ({:.3f} to {:.3f})\n", "ratio", ratio.median,
                bound_by, ratio.least, ratio.most);

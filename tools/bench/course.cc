@@ -62,6 +62,7 @@ Result<std::vector<Sample>> run_course(Rig& rig, const Course& course, const Rou
         const uint64_t reads_before = rig.reads->stats().reads;
         const uint64_t repeated_before = rig.reads->repeated();
         rig.reads->begin_count();
+        const OperatorCounts counts_before = rig.backend.operators->counts();
         const auto start = std::chrono::steady_clock::now();
         XP_CHECK(forward(rig, *sequence, pass.n_rows, routing, record));
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -71,6 +72,10 @@ Result<std::vector<Sample>> run_course(Rig& rig, const Course& course, const Rou
         sample.reads += rig.reads->stats().reads - reads_before;
         sample.repeated += rig.reads->repeated() - repeated_before;
         add(sample, before, rig.cache->stats());
+        const OperatorCounts counts = rig.backend.operators->counts();
+        sample.launches += counts.launches - counts_before.launches;
+        sample.waits += counts.waits - counts_before.waits;
+        sample.wait_us += counts.wait_us - counts_before.wait_us;
     }
     return samples;
 }

@@ -34,11 +34,14 @@ struct Sample {
     uint64_t repeated = 0;           // of these, within one pass
     uint64_t hits = 0;
     uint64_t misses = 0;
+    uint64_t launches = 0;           // on a device
+    uint64_t waits = 0;              // of the host for it
+    uint64_t wait_us = 0;
 };
 
 Result<std::vector<Sample>> run_course(Rig& rig, const Course& course, const Routing* routing,
                                        Routing* record);
-// `seconds`, `reads` and `repeated` stay 0.
+// Only bytes, hits and misses; the others stay 0.
 Result<std::vector<Sample>> replay_course(Replay& replay, const Course& course,
                                           const Routing& routing);
 
