@@ -94,7 +94,8 @@ TEST_F(BenchProgram, TablesForPeopleSayTheSame) {
                                                 "1"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     for (const char* row : {"128 of 256 experts", "ms a prompt", "all experts resident", "buffered",
-                            "of the longest", "of the bytes predicted"}) {
+                            "of the longest", "of the bytes predicted",
+                            "reads, 0 of them again in a pass"}) {
         EXPECT_THAT(outcome.out, HasSubstr(row));
     }
     EXPECT_THAT(measure("decode", {"--tokens", "2", "--prompt", "2"}).out,
