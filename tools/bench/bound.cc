@@ -167,8 +167,8 @@ void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint3
     }
     fmt::print("{:<10}{:>10.3f} of the longest, {} ({:.3f} to {:.3f})\n", "ratio", ratio.median,
                bound_by, ratio.least, ratio.most);
-    fmt::print("{:<10}{:>10.3f} of the bytes predicted; {} hits, {} misses, {} reads\n", "read",
-               bytes_ratio, hits, misses, reads);
+    fmt::print("{:<10}{:>10.3f} of the bytes predicted; {} hits, {} misses, {} reads, {} of them "
+               "again in a pass\n", "read", bytes_ratio, hits, misses, reads, repeated);
     if (o.mapped_hits > 0) {
         fmt::print("{:<10}{:>9.1f} % of requests in an LRU cache of this share; the trace's {:.1f} "
                    "%\n", "routing", 100 * o.mapped_hits, 100 * o.trace_hits);
