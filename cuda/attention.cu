@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "cuda/kernels.h"
+#include "cuda/launch.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/shared_memory.h"
 
@@ -23,8 +24,10 @@ constexpr uint32_t kWarps = 4;  // of a block
 constexpr uint32_t kThreads = kWarps * kWarpSize;
 // Direct once there are as many blocks as keep every multiprocessor of a large device busy.
 constexpr uint64_t kDirectBlocks = 256;
-constexpr uint32_t kDirectHeads = 4;  // per warp; kSplitHeads for the largest rows
-constexpr uint32_t kSplitHeads = 2;
+// Heads of a warp.
+constexpr uint32_t kDirectHeads = 4;
+constexpr uint32_t kSplitHeads = 1;
+constexpr uint32_t kWideHeads = 2;    // of the largest rows, either way
 // Of scratch memory: a split launch takes rows in groups that fit.
 constexpr uint64_t kMaxScratchFloats = 32u << 20;
 
@@ -310,6 +313,11 @@ __device__ void store_unit(const DeviceAttention& args, const Split& split, uint
     }
 }
 
+__device__ float4 turned_back(const DeviceAttention& args, uint64_t row, uint32_t quad, float4 v) {
+    if (args.rope_dims == 0) return v;
+    return turn_quad(v, quad, args.dim, args.cos_sin + row * args.rope_dims, args.rope_dims, -1);
+}
+
 // A warp's merged sums as results; every lane has the factor of its own head.
 template <uint32_t kQuads, uint32_t kHeads>
 __device__ void store_out(const DeviceAttention& args, uint64_t row, uint32_t head0, float factor,
@@ -326,7 +334,8 @@ __device__ void store_out(const DeviceAttention& args, uint64_t row, uint32_t he
             const float4 v = total[(h * kQuads + j) * kWarpSize];
             if (quad < quads_of(args.dim)) {
                 store_quad(out, quad, args.dim, aligned,
-                           make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
+                           turned_back(args, row, quad,
+                                       make_float4(v.x * f, v.y * f, v.z * f, v.w * f)));
             }
         }
     }
@@ -338,6 +347,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ DeviceAttention args, const Split split,
                      bool aligned) {
     extern __shared__ float4 tile[];  // [unit_keys][kQuads · 32], then if direct the merged sums
+    let_next_start();
+    after_previous();
     constexpr uint32_t kUnit = unit_keys(kQuads);
     const uint32_t lane = threadIdx.x % kWarpSize;
     const uint32_t head0 =
@@ -395,15 +406,40 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-// Merges what split blocks left: one block per (head, row), a thread per quad.
+// Row i of a segment to its place in the ring.
+__device__ void copy_to_ring(const DeviceAttention& args, const DeviceSegment& segment,
+                             uint32_t i) {
+    const uint64_t bytes = uint64_t{args.dim} * (args.half ? 2 : 4);
+    const std::byte* from = args.rows + (uint64_t{segment.first_row} + i) * bytes;
+    std::byte* to = segment.ring + (segment.position + i) % args.window * bytes;
+    const bool aligned = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
+                          bytes) % 16 == 0;
+    const uint64_t n_pieces = aligned ? bytes / 16 : 0;
+    for (uint64_t k = threadIdx.x; k < n_pieces; k += blockDim.x) {
+        reinterpret_cast<uint4*>(to)[k] = reinterpret_cast<const uint4*>(from)[k];
+    }
+    for (uint64_t k = n_pieces * 8 + threadIdx.x; k < bytes / 2; k += blockDim.x) {
+        reinterpret_cast<uint16_t*>(to)[k] = reinterpret_cast<const uint16_t*>(from)[k];
+    }
+}
+
+// Merges what split blocks left: one block per (head, row), a thread per quad. If there is a block
+// more than heads, it does the row's part of the rings.
 __global__ void merge_kernel(const __grid_constant__ DeviceAttention args, const Split split,
                              bool aligned) {
+    let_next_start();
+    after_previous();
     const uint32_t head = blockIdx.x;
     const uint64_t row = split.first_row + blockIdx.y;
+    const DeviceSegment segment = args.segments.of(row);
+    if (head == args.n_heads) {
+        const auto i = static_cast<uint32_t>(row - segment.first_row);
+        if (segment.n_rows - i <= args.window) copy_to_ring(args, segment, i);
+        return;
+    }
     const uint32_t quad = threadIdx.x;
     const uint32_t quads = quads_of(args.dim);
     if (quad >= quads) return;
-    const DeviceSegment segment = args.segments.of(row);
     const uint32_t unit_size = unit_keys(lane_quads(args.dim));
     const uint64_t n_units = (keys_of(args, segment, row).n_keys + unit_size - 1) / unit_size;
     const uint64_t at = split.at(row, args.n_heads, head, 0);
@@ -421,28 +457,19 @@ __global__ void merge_kernel(const __grid_constant__ DeviceAttention args, const
     }
     const float f = final_factor(merged, sink);
     store_quad(args.out + (row * args.n_heads + head) * args.dim, quad, args.dim, aligned,
-               make_float4(total.x * f, total.y * f, total.z * f, total.w * f));
+               turned_back(args, row, quad,
+                           make_float4(total.x * f, total.y * f, total.z * f, total.w * f)));
 }
 
 // Blocks of (row of the last window, segment).
 __global__ void ring_kernel(const __grid_constant__ DeviceAttention args) {
-    const uint64_t bytes = uint64_t{args.dim} * (args.half ? 2 : 4);
+    let_next_start();
+    after_previous();
     for (uint32_t s = blockIdx.y; s < args.segments.n; s += gridDim.y) {
         const DeviceSegment segment = args.segments.at(s);
         const uint32_t n = min(segment.n_rows, args.window);
         for (uint32_t i = segment.n_rows - n + blockIdx.x; i < segment.n_rows; i += gridDim.x) {
-            const std::byte* from = args.rows + (uint64_t{segment.first_row} + i) * bytes;
-            std::byte* to = segment.ring + (segment.position + i) % args.window * bytes;
-            const bool aligned =
-                (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | bytes) %
-                    16 == 0;
-            const uint64_t n_pieces = aligned ? bytes / 16 : 0;
-            for (uint64_t k = threadIdx.x; k < n_pieces; k += kThreads) {
-                reinterpret_cast<uint4*>(to)[k] = reinterpret_cast<const uint4*>(from)[k];
-            }
-            for (uint64_t k = n_pieces * 8 + threadIdx.x; k < bytes / 2; k += kThreads) {
-                reinterpret_cast<uint16_t*>(to)[k] = reinterpret_cast<const uint16_t*>(from)[k];
-            }
+            copy_to_ring(args, segment, i);
         }
     }
 }
@@ -463,7 +490,8 @@ uint64_t units_of(const DeviceAttention& args) {
 
 template <uint32_t kQuads>
 void launch_for(const DeviceAttention& args, cudaStream_t stream) {
-    constexpr uint32_t kHeads = kQuads == 8 ? kSplitHeads : kDirectHeads;
+    constexpr uint32_t kHeads = kQuads == 8 ? kWideHeads : kDirectHeads;
+    constexpr uint32_t kFewHeads = kQuads == 8 ? kWideHeads : kSplitHeads;
     constexpr uint32_t kRowBytes = kQuads * kWarpSize * sizeof(float4);
     constexpr uint32_t kTileBytes = unit_keys(kQuads) * kRowBytes;
     constexpr uint32_t kDirectBytes = kTileBytes + kWarps * kHeads * kRowBytes;
@@ -475,7 +503,7 @@ void launch_for(const DeviceAttention& args, cudaStream_t stream) {
     const auto groups = [&](uint32_t heads) {
         return (args.n_heads + kWarps * heads - 1) / (kWarps * heads);
     };
-    const auto split_kernel = attention_kernel<kQuads, kSplitHeads, true>;
+    const auto split_kernel = attention_kernel<kQuads, kFewHeads, true>;
     const auto direct_kernel = attention_kernel<kQuads, kHeads, false>;
     // Must be said once per device; again costs little.
     if (step != 0) {
@@ -484,20 +512,25 @@ void launch_for(const DeviceAttention& args, cudaStream_t stream) {
         cudaFuncSetAttribute(direct_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kDirectBytes);
     }
+    // A ring's old rows are read until all rows are done.
+    const bool at_once = step >= args.n_rows;
     for (uint32_t row = 0; row < args.n_rows; row += split.n_rows) {
         split.first_row = row;
         split.n_rows = std::min(args.n_rows - row, step != 0 ? step : kMaxGridY);
         if (step == 0) {
-            direct_kernel<<<dim3(groups(kHeads), split.n_rows), kThreads, kDirectBytes, stream>>>(
-                args, split, aligned);
+            launch(direct_kernel, dim3(groups(kHeads), split.n_rows), kThreads, kDirectBytes,
+                   stream, args, split, aligned);
             continue;
         }
-        const dim3 grid(static_cast<uint32_t>(split.n_units), groups(kSplitHeads), split.n_rows);
-        split_kernel<<<grid, kThreads, kTileBytes, stream>>>(args, split, aligned);
+        const dim3 grid(static_cast<uint32_t>(split.n_units), groups(kFewHeads), split.n_rows);
+        launch(split_kernel, grid, kThreads, kTileBytes, stream, args, split, aligned);
         const uint32_t merge_threads = (quads_of(args.dim) + kWarpSize - 1) / kWarpSize * kWarpSize;
-        merge_kernel<<<dim3(args.n_heads, split.n_rows), merge_threads, 0, stream>>>(args, split,
-                                                                                    aligned);
+        launch(merge_kernel, dim3(args.n_heads + (at_once ? 1 : 0), split.n_rows), merge_threads, 0,
+               stream, args, split, aligned);
     }
+    if (at_once) return;
+    const uint32_t n = std::min(args.n_rows, args.window);
+    launch(ring_kernel, dim3(n, std::min(args.segments.n, kMaxGridY)), kThreads, 0, stream, args);
 }
 
 }  // namespace
@@ -515,12 +548,6 @@ void launch_attention(const DeviceAttention& args, cudaStream_t stream) {
         case 4: return launch_for<4>(args, stream);
         default: return launch_for<8>(args, stream);
     }
-}
-
-void launch_update_rings(const DeviceAttention& args, cudaStream_t stream) {
-    const uint32_t n = std::min(args.n_rows, args.window);
-    if (n == 0 || args.segments.n == 0) return;
-    ring_kernel<<<dim3(n, std::min(args.segments.n, kMaxGridY)), kThreads, 0, stream>>>(args);
 }
 
 }  // namespace xp::cuda

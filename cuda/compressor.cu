@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "cuda/kernels.h"
+#include "cuda/launch.cuh"
 #include "cuda/rows.cuh"
 
 namespace xp::cuda {
@@ -59,6 +60,8 @@ __device__ Slot read_slot(const DeviceCompressor& args, const DeviceCompressorSe
 // pooled[w][d]: keys weighted by the softmax of their gates, slots in ascending order.
 __global__ void __launch_bounds__(kThreads)
     pool_kernel(const __grid_constant__ DeviceCompressor args) {
+    let_next_start();
+    after_previous();
     const uint32_t d = blockIdx.x * kThreads + threadIdx.x;
     if (d >= args.dim) return;
     const uint32_t n_slots = args.factor * args.ratio;
@@ -102,6 +105,8 @@ __device__ void store(std::byte* rows, bool half, uint64_t at, float value) {
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(const __grid_constant__ DeviceCompressor args) {
     __shared__ float parts[kThreads / kWarpSize];
+    let_next_start();
+    after_previous();
     const uint32_t dim = args.dim;
     const uint64_t w = blockIdx.x;
     const DeviceCompressorSegment segment = args.segments.of(w);
@@ -131,6 +136,8 @@ __global__ void __launch_bounds__(kThreads)
 // Blocks of (channel, m, segment): what position mod ratio = m leaves in the buffers.
 __global__ void __launch_bounds__(kThreads)
     buffer_kernel(const __grid_constant__ DeviceCompressor args) {
+    let_next_start();
+    after_previous();
     const uint32_t width = args.factor * args.dim;
     const uint32_t channel = blockIdx.x * kThreads + threadIdx.x;
     if (channel >= width) return;
@@ -241,7 +248,7 @@ __device__ void add_heads(const DeviceIndex& args, uint64_t row, uint32_t head0,
     for (uint32_t h = 0; h < kHeadsPerThread; ++h) {
         const uint32_t head = head0 + first_head + h;
         if (head >= args.n_heads) break;
-        const float weight = args.weights[row * args.n_heads + head];
+        const float weight = args.weights[row * args.n_heads + head] * args.scale;
 #pragma unroll
         for (uint32_t i = 0; i < kKeysPerThread; ++i) {
             // Written so that a NaN stays one: the score counts as −∞ then.
@@ -257,6 +264,8 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
     __shared__ float q_tile[kTileDims][kTileHeads];
     __shared__ float key_tile[kTileDims][kTileKeys];
     __shared__ float parts[kScoreThreads / kWarpSize][kTileKeys];
+    let_next_start();
+    after_previous();
     const uint64_t first = uint64_t{blockIdx.x} * kTileKeys;
     const uint32_t warp = threadIdx.x / kWarpSize;
     for (uint64_t row = blockIdx.y; row < args.n_rows; row += gridDim.y) {
@@ -406,6 +415,8 @@ __device__ void write_picks(const float* scores, uint64_t n, Threshold threshold
 __global__ void __launch_bounds__(kPickThreads)
     pick_kernel(const __grid_constant__ DeviceIndex args) {
     constexpr uint32_t kNoPick = UINT32_MAX;  // as in operators.h
+    let_next_start();
+    after_previous();
     const uint64_t row = blockIdx.x;
     const DeviceIndexSegment segment = args.segments.of(row);
     const uint64_t visible = visible_rows(segment, args.ratio, row);
@@ -426,12 +437,12 @@ void launch_compress(const DeviceCompressor& args, cudaStream_t stream) {
     if (args.segments.n == 0 || args.dim == 0) return;
     if (args.n_pooled > 0) {
         const dim3 grid((args.dim + kThreads - 1) / kThreads, std::min(args.n_pooled, kMaxGridY));
-        pool_kernel<<<grid, kThreads, 0, stream>>>(args);
-        finish_kernel<<<args.n_pooled, kThreads, 0, stream>>>(args);
+        launch(pool_kernel, grid, kThreads, 0, stream, args);
+        launch(finish_kernel, args.n_pooled, kThreads, 0, stream, args);
     }
     const dim3 grid((args.factor * args.dim + kThreads - 1) / kThreads,
                     std::min(args.ratio, kMaxGridY), std::min(args.segments.n, kMaxGridY));
-    buffer_kernel<<<grid, kThreads, 0, stream>>>(args);
+    launch(buffer_kernel, grid, kThreads, 0, stream, args);
 }
 
 void launch_index_rows(const DeviceIndex& args, cudaStream_t stream) {
@@ -439,9 +450,9 @@ void launch_index_rows(const DeviceIndex& args, cudaStream_t stream) {
     if (args.max_visible > args.max_picks) {
         const uint64_t tiles = (args.max_visible + kTileKeys - 1) / kTileKeys;
         const dim3 grid(static_cast<uint32_t>(tiles), std::min(args.n_rows, kMaxGridY));
-        score_kernel<<<grid, kScoreThreads, 0, stream>>>(args);
+        launch(score_kernel, grid, kScoreThreads, 0, stream, args);
     }
-    pick_kernel<<<args.n_rows, kPickThreads, 0, stream>>>(args);
+    launch(pick_kernel, args.n_rows, kPickThreads, 0, stream, args);
 }
 
 }  // namespace xp::cuda

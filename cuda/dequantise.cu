@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cuda/kernels.h"
+#include "cuda/launch.cuh"
 #include "daemon/gguf/iq_grids.h"
 #include "daemon/gguf/types.h"
 
@@ -89,6 +90,8 @@ constexpr uint32_t kMaxBlockBytes = 34;  // of a type with a split layout: Q8_0
 __global__ void dequantise_rows(const Rows rows) {
     const uint32_t block = blockIdx.x * blockDim.x + threadIdx.x;
     const uint32_t n_blocks = rows.cols / rows.block_elements;
+    let_next_start();
+    after_previous();  // the rows that are written may be in use
     if (block >= n_blocks) return;
     const uint64_t r = blockIdx.y;
     const uint64_t row = rows.ids != nullptr ? rows.ids[r] : rows.first + r;
@@ -130,7 +133,8 @@ void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64
         if (ids != nullptr) args.ids = ids + done;
         args.first = first + done;
         args.to = rows + uint64_t{done} * cols;
-        dequantise_rows<<<dim3((blocks + kThreads - 1) / kThreads, n), kThreads, 0, stream>>>(args);
+        launch(dequantise_rows, dim3((blocks + kThreads - 1) / kThreads, n), kThreads, 0, stream,
+               args);
     }
 }
 

@@ -1,199 +1,442 @@
-// Hyper-connections: a row's streams mixed into one input, and an output spread over the streams
-// again. hc_pre takes one block per row: the norm of all streams, the row's mixing weights (tiny),
-// then the mix; the Sinkhorn iterations run in one warp while the others mix.
+// Hyper-connections: what a sublayer gave is spread over a row's streams, and the streams are mixed
+// into the next sublayer's input.
+//
+// Two kernels do both. products_kernel cuts the dimensions into slices; a warp takes a slice of a
+// row, brings it up to date in place (no dimension needs another), and gives the slice's part of
+// every product fn · state and of the sum of squares. mix_kernel adds the parts of a row, which
+// gives its mixing weights, mixes and norms; a second block does the Sinkhorn iterations beside it.
+#include <cuda_fp16.h>
+
 #include <algorithm>
 
 #include "cuda/kernels.h"
+#include "cuda/launch.cuh"
 #include "cuda/rows.cuh"
 
 namespace xp::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 512;      // of a block that does a row
+constexpr uint32_t kThreads = 512;      // of a block that mixes a row
 constexpr uint32_t kPostThreads = 256;
+constexpr uint32_t kUsualStreams = 4;
+constexpr uint32_t kProductWarps = 8;   // of a block, each with rows of its own
+constexpr uint32_t kRowGroups = 16;     // at most: warps walk over the rows of theirs
 
 __device__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-// A matrix of n × n, n ≤ 8, over a warp: lane 8·j + k has the elements (j, k) and (j + 4, k); those
-// beyond n are 0 and stay it.
-struct Tile {
-    float upper, lower;
+// A matrix of n × n streams in the registers of every lane: each step is one of few operations in a
+// row, where a warp that shared it would wait for its lanes. What lies beyond n is never used; n is
+// a constant in the kernels that matter.
+template <uint32_t kStreams>
+struct Matrix {
+    float at[kStreams][kStreams];
 };
-static_assert(kMaxStreams == 8);
 
-__device__ float row_sum(float v) {
-#pragma unroll
-    for (uint32_t apart = 1; apart < 8; apart *= 2) v += __shfl_xor_sync(kAllLanes, v, apart);
-    return v;
+// 1 / x of a normal number, to a unit in the last place: without the branches of a division, which
+// would stand in the way of doing several at once.
+__device__ float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return fmaf(fmaf(-x, r, 1.0f), r, r);
 }
-__device__ float row_max(float v) {
+
+// Divides every row, or every column, by its sum plus epsilon.
+template <bool kColumns, uint32_t kStreams>
+__device__ void normalise(Matrix<kStreams>& c, uint32_t n, float epsilon) {
 #pragma unroll
-    for (uint32_t apart = 1; apart < 8; apart *= 2) {
-        v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, apart));
+    for (uint32_t i = 0; i < kStreams; ++i) {
+        if (i >= n) break;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) {
+            if (j < n) sum += kColumns ? c.at[j][i] : c.at[i][j];
+        }
+        const float factor = reciprocal(sum + epsilon);
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) (kColumns ? c.at[j][i] : c.at[i][j]) *= factor;
     }
-    return v;
 }
 
 // Makes exp(c) nearly doubly stochastic: softmax over each row plus epsilon, then columns and rows
 // divided by their sums in turn, beginning and ending with columns.
-__device__ Tile sinkhorn(Tile c, uint32_t n, float epsilon, uint32_t iterations) {
-    const uint32_t j = threadIdx.x % kWarpSize / 8;
-    const uint32_t k = threadIdx.x % 8;
-    const bool has_upper = j < n && k < n;
-    const bool has_lower = j + 4 < n && k < n;
-    const auto divide = [&](float upper_sum, float lower_sum) {
-        c.upper = has_upper ? c.upper / upper_sum : 0.0f;
-        c.lower = has_lower ? c.lower / lower_sum : 0.0f;
-    };
-    const auto normalise_columns = [&] {
-        float sum = c.upper + c.lower;
-        sum += __shfl_xor_sync(kAllLanes, sum, 8);
-        sum += __shfl_xor_sync(kAllLanes, sum, 16);
-        divide(sum + epsilon, sum + epsilon);
-    };
-    const float upper_max = row_max(has_upper ? c.upper : -INFINITY);
-    const float lower_max = row_max(has_lower ? c.lower : -INFINITY);
-    c.upper = has_upper ? expf(c.upper - upper_max) : 0.0f;
-    c.lower = has_lower ? expf(c.lower - lower_max) : 0.0f;
-    divide(row_sum(c.upper), row_sum(c.lower));
-    if (has_upper) c.upper += epsilon;
-    if (has_lower) c.lower += epsilon;
-    normalise_columns();
-    for (uint32_t i = 1; i < iterations; ++i) {
-        const float upper_sum = row_sum(c.upper);
-        const float lower_sum = row_sum(c.lower);
-        divide(upper_sum + epsilon, lower_sum + epsilon);
-        normalise_columns();
+template <uint32_t kStreams>
+__device__ void sinkhorn(Matrix<kStreams>& c, uint32_t n, float epsilon, uint32_t iterations) {
+#pragma unroll
+    for (uint32_t i = 0; i < kStreams; ++i) {
+        if (i >= n) break;
+        float max = c.at[i][0];
+#pragma unroll
+        for (uint32_t j = 1; j < kStreams; ++j) max = j < n ? fmaxf(max, c.at[i][j]) : max;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) c.at[i][j] = expf(c.at[i][j] - max);
     }
-    return c;
+    normalise<false>(c, n, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < kStreams * kStreams; ++i) c.at[i / kStreams][i % kStreams] += epsilon;
+    normalise<true>(c, n, epsilon);
+#pragma unroll 1
+    for (uint32_t i = 1; i < iterations; ++i) {
+        normalise<false>(c, n, epsilon);
+        normalise<true>(c, n, epsilon);
+    }
 }
 
 // post and comb of a row, by one warp.
+template <uint32_t kStreams>
 __device__ void post_and_comb(const DeviceHyperConnection& args, const float* mixes, float factor,
                               float* post) {
     const uint32_t lane = threadIdx.x % kWarpSize;
-    const uint32_t n = args.streams;
+    const uint32_t n = kStreams == kUsualStreams ? kUsualStreams : args.streams;
     if (lane < n) {
         post[lane] = 2 * sigmoid(fmaf(mixes[n + lane] * factor, args.scale[1],
                                       args.base[n + lane]));
     }
-    const uint32_t j = lane / 8;
-    const uint32_t k = lane % 8;
-    const auto at = [&](uint32_t row) {
-        if (row >= n || k >= n) return 0.0f;
-        const uint32_t i = 2 * n + row * n + k;
-        return fmaf(mixes[i] * factor, args.scale[2], args.base[i]);
-    };
-    const Tile c = sinkhorn({at(j), at(j + 4)}, n, args.epsilon, args.iterations);
-    float* comb = post + n;
-    if (j < n && k < n) comb[j * n + k] = c.upper;
-    if (j + 4 < n && k < n) comb[(j + 4) * n + k] = c.lower;
+    Matrix<kStreams> c;
+#pragma unroll
+    for (uint32_t e = 0; e < kStreams * kStreams; ++e) {
+        const uint32_t j = e / kStreams, k = e % kStreams;
+        const uint32_t i = 2 * n + j * n + k;
+        c.at[j][k] = j < n && k < n ? fmaf(mixes[i] * factor, args.scale[2], args.base[i]) : 0.0f;
+    }
+    sinkhorn(c, n, args.epsilon, args.iterations);
+    if (lane != 0) return;
+#pragma unroll
+    for (uint32_t e = 0; e < kStreams * kStreams; ++e) {
+        const uint32_t j = e / kStreams, k = e % kStreams;
+        if (j < n && k < n) post[n + j * n + k] = c.at[j][k];
+    }
 }
 
-template <bool kHead>
-__global__ void __launch_bounds__(kThreads)
-    mix_kernel(const DeviceHyperConnection args, bool aligned, float* y, float* post_comb) {
-    __shared__ float parts[kThreads / kWarpSize];
-    __shared__ float weights[kMaxStreams];
-    const uint64_t row = blockIdx.x;
-    const uint32_t n = args.streams;
-    const uint32_t dim = args.dim;
-    const uint32_t flat = n * dim;
-    const float* state = args.state + row * flat;
-    float squares = 0;
+__device__ float4 add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ float4 add_scaled(float w, float4 x, float4 sum) {
+    return make_float4(fmaf(w, x.x, sum.x), fmaf(w, x.y, sum.y), fmaf(w, x.z, sum.z),
+                       fmaf(w, x.w, sum.w));
+}
+
+// o of a row: the parts in ascending order, then the rest.
+__device__ float4 output_of(const DeviceHcUpdate& update, uint64_t row, uint32_t quad, uint32_t dim,
+                            bool aligned) {
+    const float4 rest = load_quad(update.rest + row * dim, quad, dim, aligned);
+    if (update.parts == nullptr) return rest;
+    const float* part = update.parts + row * update.n_slots * dim;
+    float4 sum = load_quad(part, quad, dim, aligned);
 #pragma unroll 4
-    for (uint32_t quad = threadIdx.x; quad < quads_of(flat); quad += kThreads) {
-        // Streams lie one after the other: all of them are one row.
-        squares = add_squares(load_quad(state, quad, flat, aligned), squares);
+    for (uint32_t s = 1; s < update.n_slots; ++s) {
+        sum = add(sum, load_quad(part + uint64_t{s} * dim, quad, dim, aligned));
     }
-    const float factor = rms_factor(block_sum<kThreads>(squares, parts), flat, args.norm_epsilon);
-    const float* mixes = args.mixes + row * (kHead ? n : (2 + n) * n);
-    if (threadIdx.x < n) {
-        const float m = mixes[threadIdx.x] * factor;
-        weights[threadIdx.x] =
-            sigmoid(fmaf(m, args.scale[0], args.base[threadIdx.x])) + args.epsilon;
+    return add(sum, rest);
+}
+
+// state'_k of a quad, from what all streams were.
+template <uint32_t kStreams>
+__device__ float4 updated(const float* post_comb, uint32_t streams, uint32_t k, float4 o,
+                          const float4 (&old)[kStreams]) {
+    const float p = post_comb[k];
+    float4 sum = make_float4(p * o.x, p * o.y, p * o.z, p * o.w);
+#pragma unroll
+    for (uint32_t j = 0; j < kStreams; ++j) {
+        if (j >= streams) break;
+        sum = add_scaled(post_comb[streams + j * streams + k], old[j], sum);
     }
-    __syncthreads();
-    constexpr uint32_t kMixThreads = kHead ? kThreads : kThreads - kWarpSize;
-    if (!kHead && threadIdx.x >= kMixThreads) {
-        post_and_comb(args, mixes, factor, post_comb + row * (n + n * n));
-        return;
-    }
-    for (uint32_t quad = threadIdx.x; quad < quads_of(dim); quad += kMixThreads) {
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-        for (uint32_t s = 0; s < n; ++s) {
-            const float4 v = load_quad(state + s * dim, quad, dim, aligned);
-            const float w = weights[s];
-            sum = make_float4(fmaf(w, v.x, sum.x), fmaf(w, v.y, sum.y), fmaf(w, v.z, sum.z),
-                              fmaf(w, v.w, sum.w));
-        }
-        store_quad(y + row * dim, quad, dim, aligned, sum);
-    }
+    return sum;
 }
 
 // kStreams: at least the row's streams.
 template <uint32_t kStreams>
 __global__ void __launch_bounds__(kPostThreads)
-    post_kernel(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                uint32_t dim, bool aligned, float* state) {
+    post_kernel(const DeviceHcUpdate update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                bool aligned, float* state) {
+    let_next_start();
+    after_previous();
     const uint32_t quad = blockIdx.x * kPostThreads + threadIdx.x;
     if (quad >= quads_of(dim)) return;
     for (uint64_t row = blockIdx.y; row < n_rows; row += gridDim.y) {
-        const float* post = post_comb + row * (streams + streams * streams);
-        const float* comb = post + streams;
         float* x = state + row * streams * dim;
-        const float4 out = load_quad(o + row * dim, quad, dim, aligned);
         float4 old[kStreams];
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) {
             if (j < streams) old[j] = load_quad(x + uint64_t{j} * dim, quad, dim, aligned);
         }
+        const float4 o = output_of(update, row, quad, dim, aligned);
+        const float* post_comb = update.post_comb + row * (streams + streams * streams);
 #pragma unroll
         for (uint32_t k = 0; k < kStreams; ++k) {
             if (k >= streams) break;
-            const float p = post[k];
-            float4 sum = make_float4(p * out.x, p * out.y, p * out.z, p * out.w);
-#pragma unroll
-            for (uint32_t j = 0; j < kStreams; ++j) {
-                if (j >= streams) break;
-                const float c = comb[j * streams + k];
-                sum = make_float4(fmaf(c, old[j].x, sum.x), fmaf(c, old[j].y, sum.y),
-                                  fmaf(c, old[j].z, sum.z), fmaf(c, old[j].w, sum.w));
-            }
-            store_quad(x + uint64_t{k} * dim, quad, dim, aligned, sum);
+            store_quad(x + uint64_t{k} * dim, quad, dim, aligned,
+                       updated<kStreams>(post_comb, streams, k, o, old));
         }
     }
 }
 
-}  // namespace
+// Four weights of one output of fn, as they are stored.
+template <bool kHalf>
+struct FnQuad;
+template <>
+struct FnQuad<true> {
+    uint2 raw;
+    __device__ static FnQuad load(const void* fn, uint64_t at) {
+        return {__ldg(reinterpret_cast<const uint2*>(static_cast<const __half*>(fn) + at))};
+    }
+    __device__ float4 value() const { return to_float4({make_uint4(raw.x, raw.y, 0, 0), true}); }
+};
+template <>
+struct FnQuad<false> {
+    float4 raw;
+    __device__ static FnQuad load(const void* fn, uint64_t at) {
+        return {__ldg(reinterpret_cast<const float4*>(static_cast<const float*>(fn) + at))};
+    }
+    __device__ float4 value() const { return raw; }
+};
 
-void launch_hc_pre(const DeviceHyperConnection& args, uint32_t n_rows, float* y, float* post_comb,
-                   cudaStream_t stream) {
-    if (n_rows == 0) return;
-    const bool aligned = aligned_rows(args.state, args.dim) && aligned_rows(y, args.dim);
-    mix_kernel<false><<<n_rows, kThreads, 0, stream>>>(args, aligned, y, post_comb);
+// The same from rows of any alignment, `n` of the four exist.
+template <bool kHalf>
+__device__ float4 fn_quad(const void* fn, uint64_t at, uint32_t n) {
+    if constexpr (!kHalf) return load_quad(static_cast<const float*>(fn) + at, 0, n, false);
+    const auto value = [&](uint32_t i) {
+        return i < n ? __half2float(static_cast<const __half*>(fn)[at + i]) : 0.0f;
+    };
+    return make_float4(value(0), value(1), value(2), value(3));
 }
 
-void launch_hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                    uint32_t dim, float* state, cudaStream_t stream) {
-    if (n_rows == 0 || dim == 0) return;
-    const bool aligned = aligned_rows(o, dim) && aligned_rows(state, dim);
-    const dim3 grid((quads_of(dim) + kPostThreads - 1) / kPostThreads, std::min(n_rows, kMaxGridY));
-    if (streams <= 4) {
-        post_kernel<4><<<grid, kPostThreads, 0, stream>>>(o, post_comb, n_rows, streams, dim,
-                                                          aligned, state);
-    } else {
-        post_kernel<kMaxStreams><<<grid, kPostThreads, 0, stream>>>(o, post_comb, n_rows, streams,
-                                                                    dim, aligned, state);
+constexpr uint32_t kSliceQuads = 8;
+__host__ __device__ inline uint32_t slices_of(uint32_t dim) {
+    return (quads_of(dim) + kSliceQuads - 1) / kSliceQuads;
+}
+
+// Adds 32 values over the lanes: lane i gets the sum of value i.
+__device__ float add_over_lanes(float (&v)[kWarpSize]) {
+    const uint32_t lane = threadIdx.x % kWarpSize;
+#pragma unroll
+    for (uint32_t left = kWarpSize / 2; left > 0; left /= 2) {
+        const bool upper = lane & left;
+#pragma unroll
+        for (uint32_t i = 0; i < kWarpSize / 2; ++i) {  // a fixed bound keeps v in registers
+            if (i >= left) break;
+            const float mine = upper ? v[i + left] : v[i];
+            const float other = upper ? v[i] : v[i + left];
+            v[i] = mine + __shfl_xor_sync(kAllLanes, other, left);
+        }
     }
+    return v[0];
+}
+
+// Blocks of (slice, group of rows). Lane (k, q) has stream k's quad q of the slice; with 8 streams
+// also that of stream k + 4. parts: [row][outputs + 1][slices], the squares last. With kAhead (of
+// aligned rows of up to 4 streams) a lane has its weights in registers before the wait.
+template <uint32_t kStreams, bool kHalf, bool kAhead>
+__global__ void __launch_bounds__(kProductWarps * kWarpSize)
+    products_kernel(const DeviceHyperConnection args, const DeviceHcUpdate update, uint32_t n_rows,
+                    bool aligned) {
+    constexpr uint32_t kPerLane = kStreams * kSliceQuads / kWarpSize;
+    constexpr uint32_t kAheadOutputs = kAhead ? (2 + kStreams) * kStreams : 1;
+    const uint32_t lane = threadIdx.x % kWarpSize;
+    const uint32_t n = args.streams;
+    const uint32_t dim = args.dim;
+    const uint32_t flat = n * dim;
+    const uint32_t quad = blockIdx.x * kSliceQuads + lane % kSliceQuads;
+    const bool inside = quad < quads_of(dim);
+    const auto stream_of = [&](uint32_t m) { return lane / kSliceQuads + 4 * m; };
+    let_next_start();
+    FnQuad<kHalf> ahead[kAheadOutputs];
+    if constexpr (kAhead) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAheadOutputs; ++i) {
+            if (i >= args.outputs || !inside || stream_of(0) >= n) break;
+            ahead[i] = FnQuad<kHalf>::load(args.fn, uint64_t{i} * flat + stream_of(0) * dim +
+                                                        4 * quad);
+        }
+    }
+    after_previous();
+    for (uint64_t row = blockIdx.y * kProductWarps + threadIdx.x / kWarpSize; row < n_rows;
+         row += uint64_t{gridDim.y} * kProductWarps) {
+        float* x = args.state + row * flat;
+        float4 mine[kPerLane];
+        if (inside && update.post_comb != nullptr) {
+            float4 old[kStreams];
+            const float4 o = output_of(update, row, quad, dim, aligned);
+#pragma unroll
+            for (uint32_t j = 0; j < kStreams; ++j) {
+                if (j < n) old[j] = load_quad(x + uint64_t{j} * dim, quad, dim, aligned);
+            }
+            const float* post_comb = update.post_comb + row * (n + n * n);
+#pragma unroll
+            for (uint32_t m = 0; m < kPerLane; ++m) {
+                if (stream_of(m) < n) {
+                    mine[m] = updated<kStreams>(post_comb, n, stream_of(m), o, old);
+                }
+            }
+        }
+        __syncwarp();  // all have read what is written now
+        float squares = 0;
+#pragma unroll
+        for (uint32_t m = 0; m < kPerLane; ++m) {
+            float* at = x + uint64_t{stream_of(m)} * dim;
+            if (!inside || stream_of(m) >= n) {
+                mine[m] = make_float4(0, 0, 0, 0);
+            } else if (update.post_comb != nullptr) {
+                store_quad(at, quad, dim, aligned, mine[m]);
+            } else {
+                mine[m] = load_quad(at, quad, dim, aligned);
+            }
+            squares = add_squares(mine[m], squares);
+        }
+        float* const parts = args.parts + row * (args.outputs + 1) * slices_of(dim) + blockIdx.x;
+        for (uint32_t first = 0; first <= args.outputs; first += kWarpSize) {
+            float v[kWarpSize];
+#pragma unroll
+            for (uint32_t i = 0; i < kWarpSize; ++i) {
+                v[i] = first + i == args.outputs ? squares : 0.0f;
+                if (!inside || first + i >= args.outputs) continue;
+#pragma unroll
+                for (uint32_t m = 0; m < kPerLane; ++m) {
+                    if (stream_of(m) >= n) continue;
+                    float4 w;
+                    if constexpr (kAhead) {
+                        if (i < kAheadOutputs) w = ahead[i < kAheadOutputs ? i : 0].value();
+                    } else {
+                        w = fn_quad<kHalf>(args.fn,
+                                           uint64_t{first + i} * flat + stream_of(m) * dim +
+                                               4 * quad,
+                                           dim - 4 * quad);
+                    }
+                    v[i] = fmaf(w.x, mine[m].x, v[i]);
+                    v[i] = fmaf(w.y, mine[m].y, v[i]);
+                    v[i] = fmaf(w.z, mine[m].z, v[i]);
+                    v[i] = fmaf(w.w, mine[m].w, v[i]);
+                }
+            }
+            const float sum = add_over_lanes(v);
+            const uint32_t output = first + lane;
+            if (output <= args.outputs) parts[uint64_t{output} * slices_of(dim)] = sum;
+        }
+    }
+}
+
+constexpr uint32_t kMaxOutputs = (2 + kMaxStreams) * kMaxStreams;
+
+// Blocks of (row, task): 0 mixes, 1 gives post and comb.
+// kStreams is kUsualStreams for exactly as many, kMaxStreams for any number.
+template <bool kHead, uint32_t kStreams>
+__global__ void __launch_bounds__(kThreads)
+    mix_kernel(const DeviceHyperConnection args, bool aligned, float* y, float* post_comb) {
+    __shared__ float sums[kMaxOutputs + 1];
+    __shared__ float parts[kThreads / kWarpSize];
+    __shared__ float weights[kMaxStreams];
+    const uint64_t row = blockIdx.x;
+    const uint32_t n = kStreams == kUsualStreams ? kUsualStreams : args.streams;
+    const uint32_t dim = args.dim;
+    const uint32_t flat = n * dim;
+    const uint32_t slices = slices_of(dim);
+    let_next_start();
+    after_previous();
+    const float* row_parts = args.parts + row * (args.outputs + 1) * slices;
+    for (uint32_t i = threadIdx.x / kWarpSize; i <= args.outputs; i += kThreads / kWarpSize) {
+        float sum = 0;
+#pragma unroll 4
+        for (uint32_t s = threadIdx.x % kWarpSize; s < slices; s += kWarpSize) {
+            sum += row_parts[uint64_t{i} * slices + s];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % kWarpSize == 0) sums[i] = sum;
+    }
+    __syncthreads();
+    const float factor = rms_factor(sums[args.outputs], flat, args.norm_epsilon);
+    if (!kHead && blockIdx.y == 1) {
+        if (threadIdx.x < kWarpSize) {
+            post_and_comb<kStreams>(args, sums, factor, post_comb + row * (n + n * n));
+        }
+        return;
+    }
+    if (threadIdx.x < n) {
+        weights[threadIdx.x] = sigmoid(fmaf(sums[threadIdx.x] * factor, args.scale[0],
+                                            args.base[threadIdx.x])) + args.epsilon;
+    }
+    __syncthreads();
+    const float* state = args.state + row * flat;
+    float* const to = y + row * dim;
+    float squares = 0;
+    for (uint32_t quad = threadIdx.x; quad < quads_of(dim); quad += kThreads) {
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+        for (uint32_t s = 0; s < n; ++s) {
+            sum = add_scaled(weights[s], load_quad(state + s * dim, quad, dim, aligned), sum);
+        }
+        squares = add_squares(sum, squares);
+        store_quad(to, quad, dim, aligned, sum);  // read again by the same thread
+    }
+    const float norm = rms_factor(block_sum<kThreads>(squares, parts), dim, args.norm_epsilon);
+    for (uint32_t quad = threadIdx.x; quad < quads_of(dim); quad += kThreads) {
+        const float4 v = load_quad(to, quad, dim, aligned);
+        const float4 w = load_quad(args.norm, quad, dim, aligned);
+        store_quad(to, quad, dim, aligned,
+                   make_float4(v.x * norm * w.x, v.y * norm * w.y, v.z * norm * w.z,
+                               v.w * norm * w.w));
+    }
+}
+
+bool aligned_update(const DeviceHcUpdate& update, uint32_t dim) {
+    return update.post_comb == nullptr ||
+           (aligned_rows(update.rest, dim) && aligned_rows(update.parts, dim));
+}
+
+template <uint32_t kStreams, bool kAhead>
+void launch_products(const DeviceHyperConnection& args, const DeviceHcUpdate& update,
+                     uint32_t n_rows, bool aligned, cudaStream_t stream) {
+    const uint32_t groups =
+        std::min((n_rows + kProductWarps - 1) / kProductWarps, kRowGroups);
+    const uint32_t warps = std::min(n_rows, kProductWarps);
+    launch(args.half_fn ? products_kernel<kStreams, true, kAhead>
+                        : products_kernel<kStreams, false, kAhead>,
+           dim3(slices_of(args.dim), groups), warps * kWarpSize, 0, stream, args, update, n_rows,
+           aligned);
+}
+
+void mix(const DeviceHyperConnection& args, const DeviceHcUpdate& update, uint32_t n_rows, float* y,
+         float* post_comb, cudaStream_t stream) {
+    if (n_rows == 0 || args.dim == 0) return;
+    const bool aligned = aligned_rows(args.state, args.dim) && aligned_rows(y, args.dim) &&
+                         aligned_rows(args.norm, args.dim) && aligned_rows(args.fn, args.dim) &&
+                         aligned_update(update, args.dim);
+    if (args.streams > 4) {
+        launch_products<kMaxStreams, false>(args, update, n_rows, aligned, stream);
+    } else if (aligned) {
+        launch_products<4, true>(args, update, n_rows, aligned, stream);
+    } else {
+        launch_products<4, false>(args, update, n_rows, aligned, stream);
+    }
+    const bool usual = args.streams == kUsualStreams;
+    launch(post_comb == nullptr ? mix_kernel<true, kMaxStreams>
+           : usual              ? mix_kernel<false, kUsualStreams>
+                                : mix_kernel<false, kMaxStreams>,
+           dim3(n_rows, post_comb != nullptr ? 2 : 1), kThreads, 0, stream, args, aligned, y,
+           post_comb);
+}
+
+}  // namespace
+
+uint64_t hc_part_floats(const DeviceHyperConnection& args, uint32_t n_rows) {
+    return uint64_t{n_rows} * (args.outputs + 1) * slices_of(args.dim);
+}
+
+void launch_hc_pre(const DeviceHyperConnection& args, const DeviceHcUpdate& update, uint32_t n_rows,
+                   float* y, float* post_comb, cudaStream_t stream) {
+    mix(args, update, n_rows, y, post_comb, stream);
 }
 
 void launch_hc_head(const DeviceHyperConnection& args, uint32_t n_rows, float* y,
                     cudaStream_t stream) {
-    if (n_rows == 0) return;
-    const bool aligned = aligned_rows(args.state, args.dim) && aligned_rows(y, args.dim);
-    mix_kernel<true><<<n_rows, kThreads, 0, stream>>>(args, aligned, y, nullptr);
+    mix(args, DeviceHcUpdate{}, n_rows, y, nullptr, stream);
+}
+
+void launch_hc_post(const DeviceHcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                    float* state, cudaStream_t stream) {
+    if (n_rows == 0 || dim == 0) return;
+    const bool aligned = aligned_update(update, dim) && aligned_rows(state, dim);
+    const dim3 grid((quads_of(dim) + kPostThreads - 1) / kPostThreads, std::min(n_rows, kMaxGridY));
+    launch(streams <= 4 ? post_kernel<4> : post_kernel<kMaxStreams>, grid, kPostThreads, 0, stream,
+           update, n_rows, streams, dim, aligned, state);
 }
 
 }  // namespace xp::cuda

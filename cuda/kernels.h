@@ -47,16 +47,25 @@ void launch_spread(const float* rows, uint32_t n_rows, uint32_t streams, uint32_
                    cudaStream_t stream);
 void launch_rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
                      uint32_t dim, float* y, cudaStream_t stream);
-void launch_scale(float* x, float factor, uint64_t n, cudaStream_t stream);
-void launch_add(const float* x, uint64_t n, float* y, cudaStream_t stream);
-void launch_swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y,
-                   cudaStream_t stream);
-void launch_rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
-                 uint32_t rope_dims, bool inverse, cudaStream_t stream);
-// `half`: rows are kept as binary16 (round to nearest even).
-void launch_store_rows(const float* x, bool half, uint64_t n, std::byte* rows, cudaStream_t stream);
-void launch_sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim, float* y,
-                      cudaStream_t stream);
+struct DeviceHeads {
+    float* x = nullptr;
+    const float* norm = nullptr;
+    const float* cos_sin = nullptr;
+    std::byte* stored = nullptr;              // null: in place
+    bool normed = false;
+    bool half = false;                        // stored as binary16, round to nearest even
+    float epsilon = 0;
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;                         // even, as rope_dims
+    uint32_t rope_dims = 0;
+};
+struct DeviceNormRope {
+    static constexpr uint32_t kMaxKinds = 4;
+    DeviceHeads kinds[kMaxKinds];
+    uint32_t n_kinds = 0;
+    uint32_t n_rows = 0;
+};
+void launch_norm_rope(const DeviceNormRope& args, cudaStream_t stream);
 
 // ---- attention.cu -------------------------------------------------------------------------------
 
@@ -81,6 +90,8 @@ struct DeviceAttention {
     uint32_t max_picks = 0;
     const float* sinks = nullptr;
     float scale = 1;
+    const float* cos_sin = nullptr;
+    uint32_t rope_dims = 0;                   // even, as dim where it is not 0
     Segments<DeviceSegment> segments;
     // The largest number of keys of a row: bounds what a launch needs.
     uint64_t max_keys = 0;
@@ -92,7 +103,6 @@ inline constexpr uint32_t kMaxAttentionDim = 1024;
 // For few rows, units of keys are done side by side and merged through scratch memory.
 uint64_t attention_scratch_floats(const DeviceAttention& args);
 void launch_attention(const DeviceAttention& args, cudaStream_t stream);
-void launch_update_rings(const DeviceAttention& args, cudaStream_t stream);
 
 // ---- compressor.cu ------------------------------------------------------------------------------
 
@@ -134,6 +144,7 @@ struct DeviceIndexSegment {
 struct DeviceIndex {
     const float* q = nullptr;
     const float* weights = nullptr;
+    float scale = 1;                          // of the weights
     uint32_t n_rows = 0;
     uint32_t n_heads = 0;
     uint32_t dim = 0;
@@ -149,28 +160,41 @@ void launch_index_rows(const DeviceIndex& args, cudaStream_t stream);
 
 // ---- hyper_connection.cu ------------------------------------------------------------------------
 
+struct DeviceHcUpdate {
+    const float* post_comb = nullptr;         // null: no update
+    const float* rest = nullptr;
+    const float* parts = nullptr;             // may be null
+    uint32_t n_slots = 0;
+};
 struct DeviceHyperConnection {
-    const float* state = nullptr;
-    const float* mixes = nullptr;
+    float* state = nullptr;
+    const void* fn = nullptr;                 // [outputs][streams · dim]
+    bool half_fn = false;                     // binary16, else float32
+    uint32_t outputs = 0;
     const float* base = nullptr;
     const float* scale = nullptr;
+    const float* norm = nullptr;
     uint32_t streams = 0;                     // at most kMaxStreams
     uint32_t dim = 0;
     float norm_epsilon = 0;
     float epsilon = 0;
     uint32_t iterations = 0;
+    float* parts = nullptr;                   // scratch, [hc_part_floats(..)]
 };
 inline constexpr uint32_t kMaxStreams = 8;
-void launch_hc_pre(const DeviceHyperConnection& args, uint32_t n_rows, float* y, float* post_comb,
-                   cudaStream_t stream);
-void launch_hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                    uint32_t dim, float* state, cudaStream_t stream);
+uint64_t hc_part_floats(const DeviceHyperConnection& args, uint32_t n_rows);
+void launch_hc_post(const DeviceHcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                    float* state, cudaStream_t stream);
+void launch_hc_pre(const DeviceHyperConnection& args, const DeviceHcUpdate& update, uint32_t n_rows,
+                   float* y, float* post_comb, cudaStream_t stream);
 void launch_hc_head(const DeviceHyperConnection& args, uint32_t n_rows, float* y,
                     cudaStream_t stream);
 
 // ---- routing.cu ---------------------------------------------------------------------------------
 
-inline constexpr uint32_t kMaxExperts = 16'384;  // whose scores fit into shared memory
+// Scores and choices are in shared memory.
+inline constexpr uint32_t kMaxExperts = 16'384;
+inline constexpr uint32_t kMaxTopK = 1024;
 struct DeviceRoute {
     const float* logits = nullptr;
     const float* bias = nullptr;              // may be null
@@ -179,8 +203,13 @@ struct DeviceRoute {
     float scale = 1;
     uint32_t n_experts = 0;
     uint32_t top_k = 0;
-    uint32_t* ids = nullptr;                  // [n_rows][top_k]
     float* weights = nullptr;                 // [n_rows][top_k]
+    // The same for the host, in pinned memory: when all rows are there, `ready` becomes `number`.
+    uint32_t* host_ids = nullptr;             // [n_rows][top_k]
+    float* host_weights = nullptr;
+    uint32_t* ready = nullptr;
+    uint32_t number = 0;
+    uint32_t* rows_done = nullptr;            // device memory, 0 before and after
 };
 void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream);
 

@@ -26,7 +26,7 @@ bool is_aligned(const MatmulArgs& args) {
 }  // namespace
 
 void launch_matmul(const MatmulArgs& args, cudaStream_t stream) {
-    if (args.rows == 0 || args.max_columns == 0 || args.n_jobs == 0) return;
+    if (args.max_rows == 0 || args.max_columns == 0 || args.n_jobs == 0) return;
     const bool aligned = is_aligned(args);
     switch (args.form) {
         case RowForm::kF32: return launch_f32(args, aligned, stream);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/launch.cuh"
 #include "cuda/matmul.h"
 #include "cuda/matmul_readers.cuh"
 #include "cuda/matmul_readers_k.cuh"
@@ -11,8 +12,7 @@
 
 namespace xp::cuda {
 
-constexpr int kWarps = 8;       // of a thread block
-constexpr int kManyWarps = 32;  // of one that does a single long row
+constexpr int kWarps = 8;  // of a thread block
 constexpr int kLanes = 32;
 
 // Adds N values over the 32 lanes as a butterfly. While a lane has several values, it gives half of
@@ -81,12 +81,31 @@ __device__ float4 load_quad(const float* x, uint32_t element, uint32_t n) {
     return value;
 }
 
+// W: as many warps per row as make the rows busy a large device, but no more than have a step each.
+// A matter of type, K and rows only. Gated products come for several experts at a time.
+__host__ __device__ inline uint32_t warps_per_row(uint32_t n_pieces, uint32_t rows, bool gated) {
+    constexpr uint32_t kBusy = 16384;  // rows times warps, with four rows a warp
+    const uint32_t at_a_time = gated ? 4 * rows : rows;
+    uint32_t warps = 1;
+    while (warps < kWarps && at_a_time * warps < kBusy && n_pieces > warps * kLanes) warps *= 2;
+    return warps;
+}
+
+// How a job's rows are cut.
 struct Tiling {
-    uint32_t warps_per_row;  // W
-    uint32_t n_pieces;
-    uint32_t total_steps;    // of 32 pieces per warp
-    uint32_t steps;          // many columns: as many are staged at a time
-    uint32_t n_tiles;        // few columns: of rows, over which the blocks walk
+    uint32_t n_pieces = 0;
+    uint32_t warps_per_row = 1;  // W
+    uint32_t total_steps = 0;    // of 32 pieces per warp
+
+    Tiling() = default;
+    __host__ __device__ Tiling(uint32_t cols, uint32_t piece, uint32_t rows, bool gated)
+        : n_pieces((cols + piece - 1) / piece),
+          warps_per_row(cuda::warps_per_row(n_pieces, rows, gated)) {
+        const uint32_t step = warps_per_row * kLanes;
+        total_steps = (n_pieces + step - 1) / step;
+    }
+    // Of pieces, in whole steps.
+    __host__ __device__ uint32_t places() const { return total_steps * warps_per_row * kLanes; }
 };
 
 // Row of x that a column stands for.
@@ -143,48 +162,126 @@ __device__ void multiply(const Reader (&readers)[M][R], const float4* staged, ui
 template <bool kGated>
 __device__ void store(const MatmulArgs& args, const MatmulJob& job, uint32_t row, uint32_t column,
                       float value, float up) {
-    if (row >= args.rows || column >= job.n_columns) return;
+    if (row >= job.rows || column >= job.n_columns) return;
     if constexpr (kGated) {
         const float g = fminf(value, args.limit);
         const float u = fminf(fmaxf(up, -args.limit), args.limit);
         value = g / (1 + expf(-g)) * u;
-        value *= job.factors != nullptr ? job.factors[column] : job.factor;
+        if (args.factors != nullptr) {
+            value *= args.factors[job.factor_at != nullptr ? job.factor_at[column]
+                                                           : job.factor_first + column];
+        }
     }
     const uint32_t y_row = job.y_rows != nullptr ? job.y_rows[column] : job.y_first + column;
-    args.y[y_row * args.y_stride + job.y_offset + row] = value;
+    job.y[uint64_t{y_row} * job.y_stride + row] = value;
 }
+
+// Adds up the sums of a tile's lanes and warps, and stores them. `shared`: [2][kWarps][M][R·C].
+template <int R, int C, bool kGated>
+__device__ void finish_tile(const MatmulArgs& args, const MatmulJob& job, uint32_t row0,
+                            uint32_t column0, uint32_t W, uint32_t turn, float* shared,
+                            float (&sums)[kGated ? 2 : 1][R * C]) {
+    constexpr int M = kGated ? 2 : 1;
+    constexpr int kSums = R * C;
+    const uint32_t lane = threadIdx.x % kLanes;
+    const uint32_t warp = threadIdx.x / kLanes;
+    const bool first_warp = (warp & (W - 1)) == 0;
+#pragma unroll
+    for (int m = 0; m < M; ++m) add_lanes<kSums>(sums[m], lane);
+    if (!owns_sums<kSums>(lane) && W == 1) return;
+    const uint32_t own = first_sum<kSums>(lane);
+    if (W > 1) {
+        float* const partial = shared + (turn * kWarps + warp) * M * kSums + own;
+        if (owns_sums<kSums>(lane)) {
+#pragma unroll
+            for (int m = 0; m < M; ++m) partial[m * kSums] = sums[m][0];
+        }
+        // One barrier a tile: the other half of the space is written before this half is read.
+        __syncthreads();
+        if (!first_warp || !owns_sums<kSums>(lane)) return;
+#pragma unroll
+        for (uint32_t w = 1; w < kWarps; ++w) {
+            if (w >= W) break;
+#pragma unroll
+            for (int m = 0; m < M; ++m) sums[m][0] += partial[(w * M + m) * kSums];
+        }
+    }
+    store<kGated>(args, job, row0 + own / C, column0 + own % C, sums[0][0], sums[M - 1][0]);
+}
+
+// Of a matrix, that a block of few_columns brings near before it begins; all blocks together stay
+// well below what an L2 cache holds.
+constexpr uint32_t kNearBytes = 48 * 1024;
+constexpr uint32_t kLine = 128;
+
+// Blocks of the grid that walk over each of a few jobs.
+struct Shares {
+    uint32_t blocks[MatmulArgs::kFewJobs];
+};
+
+// Blocks of few_columns that a multiprocessor shall hold: enough loads on their way.
+template <class Reader, int C>
+constexpr int kFewBlocks = C == 1 && Reader::kAligned && !has_runs<Reader>() ? 3 : 1;
 
 // Few columns are a matter of latency and bandwidth: all of x is staged once, blocks walk over
 // tiles of rows, W warps share R rows, and the bytes of the next step are always on their way.
-template <class Reader, int R, int C, bool kGated, int kWarps>
-__global__ void __launch_bounds__(kWarps * kLanes)
-    few_columns(const __grid_constant__ MatmulArgs args, const Tiling tiling) {
+template <class Reader, int R, int C, bool kGated>
+__global__ void __launch_bounds__(kWarps * kLanes, (kFewBlocks<Reader, C>))
+    few_columns(const __grid_constant__ MatmulArgs args, const __grid_constant__ Shares shares) {
     constexpr int M = kGated ? 2 : 1;
     constexpr int kQuads = Reader::kElements / 4;
     constexpr int kSums = R * C;
     extern __shared__ float4 staged[];  // [C][kQuads][pitch], then [2][kWarps][M][kSums] floats
-    const MatmulJob job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
+    const MatmulJob& job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
+    const uint32_t n_blocks = args.jobs != nullptr ? gridDim.x : shares.blocks[blockIdx.z];
     const uint32_t column0 = blockIdx.y * C;
-    if (column0 >= job.n_columns) return;
     const uint32_t lane = threadIdx.x % kLanes;
     const uint32_t warp = threadIdx.x / kLanes;
+    const Tiling tiling(args.cols, Reader::kElements, job.rows, kGated);
     const uint32_t W = tiling.warps_per_row;
-    const uint32_t first_piece = warp % W * kLanes + lane;
-    const uint32_t staged_pieces = tiling.total_steps * W * kLanes;
+    const uint32_t tile_rows = kWarps * R >> (__ffs(W) - 1);
+    const uint32_t warp_row = (warp >> (__ffs(W) - 1)) * R;
+    const uint32_t n_tiles = (job.rows + tile_rows - 1) / tile_rows;
+    const uint32_t first_piece = (warp & (W - 1)) * kLanes + lane;
+    const uint32_t step_pieces = W * kLanes;
+    const uint32_t n_pieces = tiling.n_pieces;
+    const uint32_t staged_pieces = tiling.places();
     const uint32_t pitch = staged_pieces + 1;  // spreads a piece's quads over the banks
-    const auto first_row = [&](uint32_t tile) { return (tile * (kWarps / W) + warp / W) * R; };
+    let_next_start();
+    if (blockIdx.x >= n_blocks || column0 >= job.n_columns) return after_previous();
 
-    Reader ahead[M][R];
-    const auto load_ahead = [&](uint32_t tile, uint32_t piece) {
-        const uint32_t row0 = first_row(tile);
+    const std::byte* rows[M][R];
+    const auto find_rows = [&](uint32_t tile) {
+        const uint32_t row0 = tile * tile_rows + warp_row;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const uint64_t at = min(row0 + r, args.rows - 1) * args.row_bytes;
-            ahead[0][r].load(job.weight + at, args.cols, piece);
-            if constexpr (kGated) ahead[1][r].load(job.weight2 + at, args.cols, piece);
+            const uint64_t at = min(row0 + r, job.rows - 1) * args.row_bytes;
+            rows[0][r] = job.weight + at;
+            if constexpr (kGated) rows[1][r] = job.weight2 + at;
         }
     };
-    if (first_piece < tiling.n_pieces) load_ahead(blockIdx.x, first_piece);
+    Reader readers[M][R];
+    const auto load = [&](uint32_t piece) {
+#pragma unroll
+        for (int i = 0; i < M * R; ++i) {
+            readers[i / R][i % R].load(rows[i / R][i % R], args.cols, piece);
+        }
+    };
+    find_rows(blockIdx.x);
+    if (first_piece < n_pieces) load(first_piece);
+    // What runs before is often small and leaves memory idle: the rows of the tiles after the first
+    // are brought near meanwhile.
+    const uint64_t tile_bytes = tile_rows * args.row_bytes;
+    for (uint32_t tile = blockIdx.x + n_blocks, n = 0; tile < n_tiles && n < kNearBytes;
+         tile += n_blocks, n += static_cast<uint32_t>(tile_bytes)) {
+        const uint64_t end = min((tile + 1) * tile_bytes, job.rows * args.row_bytes);
+        for (uint64_t at = tile * tile_bytes + threadIdx.x * kLine; at < end;
+             at += kWarps * kLanes * kLine) {
+            prefetch(job.weight + at);
+            if constexpr (kGated) prefetch(job.weight2 + at);
+        }
+    }
+    after_previous();
 
 #pragma unroll
     for (uint32_t c = 0; c < C; ++c) {
@@ -200,75 +297,60 @@ __global__ void __launch_bounds__(kWarps * kLanes)
     __syncthreads();
 
     uint32_t turn = 0;
-    for (uint32_t tile = blockIdx.x; tile < tiling.n_tiles; tile += gridDim.x, turn ^= 1) {
+    for (uint32_t tile = blockIdx.x; tile < n_tiles; turn ^= 1) {
         float sums[M][kSums] = {};
 #pragma unroll 1
-        for (uint32_t s = 0; s < tiling.total_steps; ++s) {
-            const uint32_t place = s * W * kLanes + first_piece;
-            Reader readers[M][R];
+        for (uint32_t piece = first_piece; piece < n_pieces; piece += step_pieces) {
+            Reader now[M][R];
 #pragma unroll
-            for (int i = 0; i < M * R; ++i) readers[i / R][i % R] = ahead[i / R][i % R];
-            const bool last = s + 1 == tiling.total_steps;
-            const uint32_t next_tile = last ? tile + gridDim.x : tile;
-            const uint32_t next_piece = last ? first_piece : place + W * kLanes;
-            if (next_tile < tiling.n_tiles && next_piece < tiling.n_pieces) {
-                load_ahead(next_tile, next_piece);
+            for (int i = 0; i < M * R; ++i) now[i / R][i % R] = readers[i / R][i % R];
+            if (piece + step_pieces < n_pieces) {
+                load(piece + step_pieces);
+            } else if (tile + n_blocks < n_tiles) {
+                find_rows(tile + n_blocks);
+                load(first_piece);
             }
-            if (place < tiling.n_pieces) {
-                multiply<Reader, M, R, C>(readers, staged, pitch, place, sums);
-            }
+            multiply<Reader, M, R, C>(now, staged, pitch, piece, sums);
         }
-#pragma unroll
-        for (int m = 0; m < M; ++m) add_lanes<kSums>(sums[m], lane);
-        if (W > 1) {
-            float* const partial = shared + (turn * kWarps + warp) * M * kSums;
-            if (owns_sums<kSums>(lane)) {
-#pragma unroll
-                for (int m = 0; m < M; ++m) {
-                    partial[m * kSums + first_sum<kSums>(lane)] = sums[m][0];
-                }
-            }
-            // One barrier a tile: the other half of the space is written before this half is read.
-            __syncthreads();
-            if (warp % W == 0) {
-#pragma unroll
-                for (int m = 0; m < M; ++m) {
-                    for (uint32_t w = 1; w < W; ++w) {
-                        sums[m][0] += partial[(w * M + m) * kSums + first_sum<kSums>(lane)];
-                    }
-                }
-            }
-        }
-        if (warp % W == 0 && owns_sums<kSums>(lane)) {
-            const uint32_t i = first_sum<kSums>(lane);
-            store<kGated>(args, job, first_row(tile) + i / C, column0 + i % C, sums[0][0],
-                          sums[M - 1][0]);
-        }
+        const uint32_t row0 = tile * tile_rows + warp_row;
+        tile += n_blocks;
+        finish_tile<R, C, kGated>(args, job, row0, column0, W, turn, shared, sums);
     }
 }
+
+// How the rows of each of a few jobs are cut, or of all, and how many steps are staged at a time.
+struct Cuts {
+    uint32_t stage_steps = 1;
+    Tiling of_job[MatmulArgs::kFewJobs];
+};
 
 // Many columns are a matter of arithmetic: a warp takes R rows times C columns, and does the parts
 // of the W warps one after the other.
 template <class Reader, int R, int C, bool kGated>
 __global__ void __launch_bounds__(kWarps * kLanes)
-    many_columns(const __grid_constant__ MatmulArgs args, const Tiling tiling) {
+    many_columns(const __grid_constant__ MatmulArgs args, const __grid_constant__ Cuts cuts) {
     constexpr int M = kGated ? 2 : 1;
     constexpr int kQuads = Reader::kElements / 4;
     constexpr int kSums = R * C;
     constexpr int kPerLane = (kSums + kLanes - 1) / kLanes;
     extern __shared__ float4 staged[];  // [C][kQuads][pitch]
-    const MatmulJob job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
+    const MatmulJob& job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
     const uint32_t column0 = blockIdx.y * C;
-    if (column0 >= job.n_columns) return;
     const uint32_t lane = threadIdx.x % kLanes;
-    const uint32_t W = tiling.warps_per_row;
     const uint32_t row0 = (blockIdx.x * kWarps + threadIdx.x / kLanes) * R;
-    const uint32_t staged_pieces = tiling.steps * kLanes;
+    // All from the launch: registers are scarce here.
+    const Tiling& tiling = cuts.of_job[args.jobs != nullptr ? 0 : blockIdx.z];
+    const uint32_t W = tiling.warps_per_row;
+    const uint32_t steps = min(cuts.stage_steps, tiling.total_steps);
+    const uint32_t staged_pieces = steps * kLanes;
+    let_next_start();
+    after_previous();
+    if (column0 >= job.n_columns || blockIdx.x * kWarps * R >= job.rows) return;
     const uint32_t pitch = staged_pieces + 1;
     const std::byte* rows[M][R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-        const uint64_t at = min(row0 + r, args.rows - 1) * args.row_bytes;
+        const uint64_t at = min(row0 + r, job.rows - 1) * args.row_bytes;
         rows[0][r] = job.weight + at;
         if constexpr (kGated) rows[1][r] = job.weight2 + at;
     }
@@ -276,7 +358,7 @@ __global__ void __launch_bounds__(kWarps * kLanes)
     float totals[M][kPerLane] = {};
     for (uint32_t w = 0; w < W; ++w) {
         float sums[M][kSums] = {};
-        for (uint32_t step0 = 0; step0 < tiling.total_steps; step0 += tiling.steps) {
+        for (uint32_t step0 = 0; step0 < tiling.total_steps; step0 += steps) {
             // The piece that stands at place i of the stage.
             const auto piece_at = [&](uint32_t i) {
                 return ((step0 + i / kLanes) * W + w) * kLanes + i % kLanes;
@@ -296,7 +378,7 @@ __global__ void __launch_bounds__(kWarps * kLanes)
             }
             __syncthreads();
 #pragma unroll 1
-            for (uint32_t s = 0; s < tiling.steps; ++s) {
+            for (uint32_t s = 0; s < steps; ++s) {
                 const uint32_t place = s * kLanes + lane;
                 const uint32_t piece = piece_at(place);
                 if (piece >= tiling.n_pieces) break;
@@ -328,34 +410,6 @@ __global__ void __launch_bounds__(kWarps * kLanes)
 
 // ---- launching ----------------------------------------------------------------------------------
 
-// A handful of rows, each long enough for a block of its own (the mixes of hyper-connections,
-// which are never of K types).
-template <class Reader>
-bool is_long(uint32_t n_pieces, uint32_t rows) {
-    return !has_runs<Reader>() && rows <= 64 && n_pieces >= kManyWarps * kLanes;
-}
-
-// W: as many warps per row as make the rows busy a large device, but no more than have a step each.
-// A matter of type, K and rows only. Gated products come for several experts at a time.
-template <class Reader>
-uint32_t warps_per_row(uint32_t n_pieces, uint32_t rows, bool gated) {
-    constexpr uint32_t kBusy = 16384;  // rows times warps, with four rows a warp
-    if (!gated && is_long<Reader>(n_pieces, rows)) return kManyWarps;
-    const uint32_t at_a_time = gated ? 4 * rows : rows;
-    uint32_t warps = 1;
-    while (warps < kWarps && at_a_time * warps < kBusy && n_pieces > warps * kLanes) warps *= 2;
-    return warps;
-}
-
-template <class Reader>
-Tiling tiling_of(const MatmulArgs& args) {
-    Tiling tiling{};
-    tiling.n_pieces = (args.cols + Reader::kElements - 1) / Reader::kElements;
-    tiling.warps_per_row = warps_per_row<Reader>(tiling.n_pieces, args.rows, args.gated);
-    const uint32_t step_pieces = tiling.warps_per_row * kLanes;
-    tiling.total_steps = (tiling.n_pieces + step_pieces - 1) / step_pieces;
-    return tiling;
-}
 
 // Blocks of a kernel that are on the device at a time. Asked once for each amount of shared memory
 // in a row, since asking takes longer than launching.
@@ -374,24 +428,53 @@ uint32_t resident_blocks(int threads, uint32_t bytes) {
     return blocks;
 }
 
+// Kernels whose weights are ready may fetch them early.
+template <class Kernel, class... Rest>
+void launch_product(Kernel kernel, dim3 grid, uint32_t bytes, cudaStream_t stream,
+                    const MatmulArgs& args, const Rest&... rest) {
+    constexpr uint32_t kThreads = kWarps * kLanes;
+    if (args.late_weights || args.jobs != nullptr) {
+        launch<Start::kAfterAll>(kernel, grid, kThreads, bytes, stream, args, rest...);
+    } else {
+        launch(kernel, grid, kThreads, bytes, stream, args, rest...);
+    }
+}
+
 // False when x is too large to be staged.
-template <class Reader, int R, int C, bool kGated, int kBlockWarps = kWarps>
+template <class Reader, int R, int C, bool kGated>
 bool launch_few(const MatmulArgs& args, cudaStream_t stream) {
-    constexpr uint32_t kQuads = Reader::kElements / 4;
-    Tiling tiling = tiling_of<Reader>(args);
-    const uint32_t pitch = tiling.total_steps * tiling.warps_per_row * kLanes + 1;
-    const uint32_t bytes = C * kQuads * pitch * uint32_t{sizeof(float4)} +
-                           2 * kBlockWarps * (kGated ? 2 : 1) * R * C * uint32_t{sizeof(float)};
+    const auto tiling_of = [&](uint32_t rows) {
+        return Tiling(args.cols, Reader::kElements, rows, kGated);
+    };
+    // Pieces are staged in whole steps. Jobs in device memory are all alike.
+    uint32_t places = tiling_of(args.max_rows).places();
+    for (uint32_t j = 0; args.jobs == nullptr && j < args.n_jobs; ++j) {
+        places = std::max(places, tiling_of(args.few[j].rows).places());
+    }
+    const uint32_t bytes = C * Reader::kElements / 4 * (places + 1) * uint32_t{sizeof(float4)} +
+                           2 * kWarps * (kGated ? 2 : 1) * R * C * uint32_t{sizeof(float)};
     if (bytes > kMaxSharedBytes) return false;
-    const uint32_t tile_rows = kBlockWarps / tiling.warps_per_row * R;
-    tiling.n_tiles = (args.rows + tile_rows - 1) / tile_rows;
-    constexpr auto kKernel = few_columns<Reader, R, C, kGated, kBlockWarps>;
-    constexpr int kThreads = kBlockWarps * kLanes;
+    constexpr auto kKernel = few_columns<Reader, R, C, kGated>;
     const uint32_t column_tiles = (args.max_columns + C - 1) / C;
-    const uint32_t share =
-        resident_blocks<kKernel>(kThreads, bytes) / (column_tiles * args.n_jobs);
-    const dim3 grid(std::clamp(share, 1u, tiling.n_tiles), column_tiles, args.n_jobs);
-    kKernel<<<grid, kThreads, bytes, stream>>>(args, tiling);
+    const uint32_t resident = resident_blocks<kKernel>(kWarps * kLanes, bytes) / column_tiles;
+    const auto tiles_of = [&](uint32_t rows) {
+        const uint32_t tile_rows =
+            kWarps / tiling_of(rows).warps_per_row * static_cast<uint32_t>(R);
+        return (rows + tile_rows - 1) / tile_rows;
+    };
+    // Few jobs get blocks by their rows, many all the same.
+    Shares shares{};
+    uint32_t most = std::clamp(resident / args.n_jobs, 1u, tiles_of(args.max_rows));
+    if (args.jobs == nullptr) {
+        most = 1;
+        for (uint32_t j = 0; j < args.n_jobs; ++j) {
+            const uint64_t share = uint64_t{resident} * args.few[j].rows / args.all_rows;
+            shares.blocks[j] = static_cast<uint32_t>(
+                std::clamp<uint64_t>(share, 1, std::max(1u, tiles_of(args.few[j].rows))));
+            most = std::max(most, shares.blocks[j]);
+        }
+    }
+    launch_product(kKernel, dim3(most, column_tiles, args.n_jobs), bytes, stream, args, shares);
     return true;
 }
 
@@ -399,13 +482,19 @@ template <class Reader, int R, int C, bool kGated>
 void launch_many(const MatmulArgs& args, cudaStream_t stream) {
     constexpr uint32_t kStepBytes = C * kLanes * Reader::kElements * sizeof(float);
     constexpr uint32_t kStageBytes = 40 * 1024;  // leaves room for several blocks
-    Tiling tiling = tiling_of<Reader>(args);
-    tiling.steps = std::clamp<uint32_t>(kStageBytes / kStepBytes, 1, tiling.total_steps);
+    Cuts cuts;
+    uint32_t most_steps = 1;
+    for (uint32_t j = 0; j < (args.jobs == nullptr ? args.n_jobs : 1); ++j) {
+        const uint32_t rows = args.jobs == nullptr ? args.few[j].rows : args.max_rows;
+        cuts.of_job[j] = Tiling(args.cols, Reader::kElements, rows, kGated);
+        most_steps = std::max(most_steps, cuts.of_job[j].total_steps);
+    }
+    cuts.stage_steps = std::clamp<uint32_t>(kStageBytes / kStepBytes, 1, most_steps);
     const uint32_t bytes =
-        tiling.steps * kStepBytes + C * Reader::kElements / 4 * uint32_t{sizeof(float4)};
-    const dim3 grid((args.rows + R * kWarps - 1) / (R * kWarps), (args.max_columns + C - 1) / C,
-                    args.n_jobs);
-    many_columns<Reader, R, C, kGated><<<grid, kWarps * kLanes, bytes, stream>>>(args, tiling);
+        cuts.stage_steps * kStepBytes + C * Reader::kElements / 4 * uint32_t{sizeof(float4)};
+    const dim3 grid((args.max_rows + R * kWarps - 1) / (R * kWarps),
+                    (args.max_columns + C - 1) / C, args.n_jobs);
+    launch_product(many_columns<Reader, R, C, kGated>, grid, bytes, stream, args, cuts);
 }
 
 // Of readers that need many registers for a piece, a warp takes fewer rows at a time.
@@ -418,25 +507,21 @@ constexpr bool has_fewer_rows() {
 template <class Reader, bool kGated>
 void launch_columns(const MatmulArgs& args, cudaStream_t stream) {
     constexpr int kRows = (kGated ? 2 : 4) / (has_fewer_rows<Reader>() ? 2 : 1);
+    constexpr int kManyColumns = Reader::kElements > 32 ? 4 : 8;  // what can be staged
     constexpr uint32_t kFewRows = 1024;  // not enough to keep a large device busy
-    const uint32_t n_pieces = (args.cols + Reader::kElements - 1) / Reader::kElements;
     bool launched = false;
-    if (!kGated && is_long<Reader>(n_pieces, args.rows)) {
-        if constexpr (!kGated && !has_runs<Reader>()) {
-            launched = args.max_columns == 1
-                           ? launch_few<Reader, 1, 1, false, kManyWarps>(args, stream)
-                           : args.max_columns <= 4 &&
-                                 launch_few<Reader, 1, 4, false, kManyWarps>(args, stream);
-        }
-    } else if (args.max_columns == 1) {
-        launched = args.rows <= kFewRows ? launch_few<Reader, 1, 1, kGated>(args, stream)
-                                         : launch_few<Reader, kRows, 1, kGated>(args, stream);
+    if (args.max_columns == 1) {
+        launched = args.all_rows <= kFewRows ? launch_few<Reader, 1, 1, kGated>(args, stream)
+                                             : launch_few<Reader, kRows, 1, kGated>(args, stream);
     } else if (args.max_columns == 2) {
         launched = launch_few<Reader, kRows, 2, kGated>(args, stream);
     } else if (args.max_columns <= 4) {
-        launched = launch_few<Reader, kRows, 4, kGated>(args, stream);
+        // Long pieces of so many columns would not fit into registers.
+        if constexpr (Reader::kElements <= 32) {
+            launched = launch_few<Reader, kRows, 4, kGated>(args, stream);
+        }
     }
-    if (!launched) launch_many<Reader, 2 * kRows, 8, kGated>(args, stream);
+    if (!launched) launch_many<Reader, 2 * kRows, kManyColumns, kGated>(args, stream);
 }
 
 template <class Reader>

@@ -33,35 +33,39 @@ enum class RowForm : uint8_t {
 struct MatmulJob {
     const std::byte* weight = nullptr;   // row 0
     const std::byte* weight2 = nullptr;  // of the second matrix, for gated products
+    float* y = nullptr;
     const uint32_t* x_rows = nullptr;
     const uint32_t* y_rows = nullptr;
-    const float* factors = nullptr;      // per column, for gated products; null: `factor`
-    float factor = 1;
+    const uint32_t* factor_at = nullptr; // of each column, in MatmulArgs::factors
+    uint64_t x_offset = 0;               // elements, into each row of x
+    uint32_t y_stride = 0;               // elements between rows
+    uint32_t rows = 0;
     uint32_t x_first = 0;
     uint32_t y_first = 0;
+    uint32_t factor_first = 0;           // where factor_at is null: column c has the c-th from here
     uint32_t n_columns = 0;
-    uint64_t x_offset = 0;               // elements, into each row of x
-    uint64_t y_offset = 0;
 };
 
 struct MatmulArgs {
     RowForm form = RowForm::kF32;
-    uint32_t rows = 0;
     uint32_t cols = 0;                   // K
     uint64_t row_bytes = 0;
     bool aligned_base = false;           // weights of all jobs begin at multiples of 16 bytes
+    // Weights are written by a kernel that comes before, as unpacked ones are: see launch.cuh.
+    bool late_weights = false;
     const float* x = nullptr;
     uint64_t x_stride = 0;               // elements between rows
-    float* y = nullptr;
-    uint64_t y_stride = 0;
     static constexpr uint32_t kFewJobs = 16;
     MatmulJob few[kFewJobs];             // the jobs, if there are no more
     const MatmulJob* jobs = nullptr;     // or in device memory
     uint32_t n_jobs = 1;
-    uint32_t max_columns = 0;            // largest n_columns of the jobs
+    uint32_t max_rows = 0;               // largest of the jobs
+    uint32_t all_rows = 0;               // of all jobs together
+    uint32_t max_columns = 0;            // largest of the jobs
     // Gated: y = silu(min(W·x, limit)) · clamp(W2·x, ±limit) · factor
     bool gated = false;
     float limit = 0;
+    const float* factors = nullptr;      // null: 1
 };
 
 // Whether this build has kernels for the current device.

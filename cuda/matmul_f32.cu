@@ -5,7 +5,7 @@ namespace xp::cuda {
 bool has_kernels() {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes,
-                                 few_columns<F32Reader, 4, 1, false, kWarps>) == cudaSuccess;
+                                 few_columns<F32Reader, 4, 1, false>) == cudaSuccess;
 }
 
 void launch_f32(const MatmulArgs& args, bool aligned, cudaStream_t stream) {

@@ -137,9 +137,12 @@ struct Q8_0LooseReader {
 // value times 2^−14 (also where e e is 0, as halves have subnormals); e8m0_times() makes up for it.
 // Byte j holds element j in its low nibble and j + 16 in its high one.
 __device__ inline void e2m1_to_float(const uint32_t* codes, int q, float* w) {
-    const uint32_t word = q < 4 ? codes[q] : codes[q - 4] >> 4;
-    const uint32_t even = (word << 12 & 0x80008000u) | (word << 9 & 0x0e000e00u);
-    const uint32_t odd = (word << 4 & 0x80008000u) | (word << 1 & 0x0e000e00u);
+    constexpr uint32_t kSigns = 0x80008000u, kRest = 0x0e000e00u;
+    const uint32_t word = codes[q % 4];
+    const uint32_t even = q < 4 ? (word << 12 & kSigns) | (word << 9 & kRest)
+                                : (word << 8 & kSigns) | (word << 5 & kRest);
+    const uint32_t odd = q < 4 ? (word << 4 & kSigns) | (word << 1 & kRest)
+                               : (word & kSigns) | (word >> 3 & kRest);
     float a[2], b[2];
     halves_to_float(even, a);
     halves_to_float(odd, b);

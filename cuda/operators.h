@@ -1,6 +1,6 @@
 // The CUDA backend's operators: daemon/engine/operators.h on one device, all on one stream.
 //
-// Kernels are launched and not waited for; only download() and route() wait. Descriptors and ids
+// Kernels are launched and not waited for; only download() and routed() wait. Descriptors and ids
 // go to the device through a ring that the stream's order protects. A failed launch or a device
 // error makes every later result meaningless: status() tells, and stays so.
 //
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,6 +56,7 @@ public:
     cudaStream_t stream() const { return stream_; }
     std::string describe() const override { return description_; }
     Result<void> status() const override;
+    OperatorCounts counts() const override;
     StorageLayout resident_layout(GgmlType type, uint64_t cols) const override;
 
     Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
@@ -63,36 +65,30 @@ public:
 
     void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
                float* state) override;
-    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override;
+    void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                         float* y) override;
+    void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
+                      float limit, float* y) override;
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override;
     void copy(const float* x, uint64_t n, float* y) override;
-    void scale(float* x, float factor, uint64_t n) override;
-    void add(const float* x, uint64_t n, float* y) override;
-    void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) override;
 
-    void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
-              uint32_t rope_dims, bool inverse) override;
-    void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
-                    std::byte* rows) override;
+    void norm_rope(std::span<const NormRopeArgs> args, uint32_t n_rows) override;
     void attention(const AttentionArgs& args) override;
-    void update_rings(const AttentionArgs& args) override;
     void compress(const CompressorArgs& args) override;
     void index_rows(const IndexArgs& args) override;
 
-    void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
+    void hc_post(const HcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                 float* state) override;
+    void hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows, float* y,
                 float* post_comb) override;
-    void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                 uint32_t dim, float* state) override;
     void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
 
-    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-               float* host_weights) override;
+    void route(const RouteArgs& args, uint32_t n_rows) override;
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override;
+    bool runs_behind() const override { return true; }
     void experts(const ExpertArgs& args) override;
-    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
-                   float* y) override;
 
 private:
     explicit CudaOperators(cudaStream_t stream) : stream_(stream) {}
@@ -102,6 +98,16 @@ private:
         return reinterpret_cast<const T*>(arguments_.push(std::as_bytes(host), error_));
     }
     void check(cudaError_t status, const char* what) const;
+    // Runs what waits for the device, and counts it.
+    template <class Body>
+    void waiting(const Body& body) const {
+        const auto start = std::chrono::steady_clock::now();
+        body();
+        const auto passed = std::chrono::steady_clock::now() - start;
+        ++waited_.waits;
+        waited_.wait_us += static_cast<uint64_t>(
+            std::chrono::duration_cast<std::chrono::microseconds>(passed).count());
+    }
     // What kernels have no room for is an error, not a wrong result.
     void require(bool fits, const char* what, uint32_t value, uint32_t limit);
     // The matrix as float32 in scratch memory, for types without kernels of their own.
@@ -122,7 +128,10 @@ private:
     void matmul_jobs(MatmulArgs args, const Weight& w, std::span<const MatmulJob> jobs);
     void expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
                          std::span<const MatmulJob> jobs);
-    DeviceAttention attention_of(const AttentionArgs& args);
+    DeviceHyperConnection hyper_connection_of(const HyperConnectionArgs& args, uint32_t n_rows);
+    // Where the router's choices come to the host.
+    void reserve_choices(uint64_t n);
+    void wait_for_choices();
 
     cudaStream_t stream_;
     std::string description_;
@@ -131,6 +140,12 @@ private:
     Scratch unpacked_{"an unpacked matrix"}, unpacked_up_{"a second unpacked matrix"};
     Scratch expert_mid_{"the experts' intermediate results"};
     Scratch work_{"intermediate results"};
+    // Choices of the last route(): in host memory that the device writes, [n] ids and [n] weights
+    // behind the number of the call, which is there last.
+    Memory choices_, rows_done_;
+    uint64_t choice_slots_ = 0;
+    uint32_t route_number_ = 0;
+    mutable OperatorCounts waited_;  // but for the launches
     static constexpr uint64_t kDownloadBytes = uint64_t{4} << 20;
     Memory download_buffer_;
 };

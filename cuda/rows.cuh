@@ -77,6 +77,24 @@ __host__ __device__ inline bool aligned_rows(const void* pointer, uint64_t n) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && n % 4 == 0;
 }
 
+// Turns the pairs of a quad that lie in the trailing rope_dims of a row of n, forwards or (sign −1)
+// back. n and rope_dims are even, so no pair is in two quads. cos_sin: of the row.
+__device__ inline float4 turn_quad(float4 v, uint32_t quad, uint32_t n, const float* cos_sin,
+                                   uint32_t rope_dims, float sign) {
+    const uint32_t plain = n - rope_dims;
+    const auto turn = [&](float& a, float& b, uint32_t d) {
+        if (d < plain || d >= n) return;
+        const float c = cos_sin[d - plain];
+        const float s = cos_sin[d - plain + 1] * sign;
+        const float x = a;
+        a = fmaf(x, c, -(b * s));
+        b = fmaf(x, s, b * c);
+    };
+    turn(v.x, v.y, 4 * quad);
+    turn(v.z, v.w, 4 * quad + 2);
+    return v;
+}
+
 // A quad of a row in its stored form, float32 or binary16. Loading and converting are two steps so
 // that a thread can have several loads on their way; the read-only path tells the compiler that
 // stores to shared memory do not get into theirs.

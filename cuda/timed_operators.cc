@@ -13,6 +13,13 @@ std::string TimedOperators::matrix_name(const Weight& w) {
     return fmt::format("matmul {} {}x{}", traits_of(w.type).name, w.rows, w.cols);
 }
 
+std::string TimedOperators::products_name(std::span<const Product> products) {
+    if (products.size() == 1) return matrix_name(products[0].w);
+    uint32_t rows = 0;
+    for (const Product& product : products) rows += product.w.rows;
+    return fmt::format("{} products, {}x{}", products.size(), rows, products[0].w.cols);
+}
+
 cudaEvent_t TimedOperators::stamp() {
     cudaEvent_t event = nullptr;
     if (idle_.empty()) {

@@ -39,13 +39,20 @@ public:
                float* state) override {
         timed("embed", 0, [&] { ops_->embed(table, host_tokens, streams, state); });
     }
-    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override {
-        timed(matrix_name(w), matrix_bytes(w), [&] { ops_->matmul(w, x, n_rows, y); });
+    void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override {
+        uint64_t bytes = 0;
+        for (const Product& product : products) bytes += matrix_bytes(product.w);
+        timed(products_name(products), bytes, [&] { ops_->matmuls(products, x, n_rows); });
     }
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                         float* y) override {
         timed("grouped " + matrix_name(w), matrix_bytes(w),
               [&] { ops_->matmul_grouped(w, groups, x, n_rows, y); });
+    }
+    void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
+                      float limit, float* y) override {
+        timed("gated " + matrix_name(gate), matrix_bytes(gate) + matrix_bytes(up),
+              [&] { ops_->matmul_gated(gate, up, x, n_rows, limit, y); });
     }
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override {
@@ -54,29 +61,11 @@ public:
     void copy(const float* x, uint64_t n, float* y) override {
         timed("copy", 0, [&] { ops_->copy(x, n, y); });
     }
-    void scale(float* x, float factor, uint64_t n) override {
-        timed("scale", 0, [&] { ops_->scale(x, factor, n); });
-    }
-    void add(const float* x, uint64_t n, float* y) override {
-        timed("add", 0, [&] { ops_->add(x, n, y); });
-    }
-    void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) override {
-        timed("swiglu", 0, [&] { ops_->swiglu(gate, up, limit, n, y); });
-    }
-    void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
-              uint32_t rope_dims, bool inverse) override {
-        timed("rope", 0,
-              [&] { ops_->rope(x, cos_sin, n_rows, n_heads, dim, rope_dims, inverse); });
-    }
-    void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
-                    std::byte* rows) override {
-        timed("store_rows", 0, [&] { ops_->store_rows(x, kv, n_rows, dim, rows); });
+    void norm_rope(std::span<const NormRopeArgs> args, uint32_t n_rows) override {
+        timed("norm_rope", 0, [&] { ops_->norm_rope(args, n_rows); });
     }
     void attention(const AttentionArgs& args) override {
         timed("attention", 0, [&] { ops_->attention(args); });
-    }
-    void update_rings(const AttentionArgs& args) override {
-        timed("update_rings", 0, [&] { ops_->update_rings(args); });
     }
     void compress(const CompressorArgs& args) override {
         timed("compress", 0, [&] { ops_->compress(args); });
@@ -84,29 +73,29 @@ public:
     void index_rows(const IndexArgs& args) override {
         timed("index_rows", 0, [&] { ops_->index_rows(args); });
     }
-    void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
-                float* post_comb) override {
-        timed("hc_pre", 0, [&] { ops_->hc_pre(args, n_rows, y, post_comb); });
+    void hc_post(const HcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                 float* state) override {
+        timed("hc_post", 0, [&] { ops_->hc_post(update, n_rows, streams, dim, state); });
     }
-    void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                 uint32_t dim, float* state) override {
-        timed("hc_post", 0, [&] { ops_->hc_post(o, post_comb, n_rows, streams, dim, state); });
+    void hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows, float* y,
+                float* post_comb) override {
+        timed("hc_pre", matrix_bytes(args.fn),
+              [&] { ops_->hc_pre(args, update, n_rows, y, post_comb); });
     }
     void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override {
-        timed("hc_head", 0, [&] { ops_->hc_head(args, n_rows, y); });
+        timed("hc_head", matrix_bytes(args.fn), [&] { ops_->hc_head(args, n_rows, y); });
     }
-    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-               float* host_weights) override {
-        timed("route", 0, [&] { ops_->route(args, n_rows, host_ids, host_weights); });
+    void route(const RouteArgs& args, uint32_t n_rows) override {
+        timed("route", 0, [&] { ops_->route(args, n_rows); });
     }
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override {
+        ops_->routed(host_ids, host_weights);
+    }
+    bool runs_behind() const override { return ops_->runs_behind(); }
     void experts(const ExpertArgs& args) override {
         const uint64_t bytes = matrix_bytes(args.gate) + matrix_bytes(args.up) +
                                matrix_bytes(args.down);
         timed("experts", bytes * args.experts.size(), [&] { ops_->experts(args); });
-    }
-    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
-                   float* y) override {
-        timed("sum_slots", 0, [&] { ops_->sum_slots(parts, n_rows, n_slots, dim, y); });
     }
 
 private:
@@ -117,6 +106,7 @@ private:
     };
 
     static std::string matrix_name(const Weight& w);
+    static std::string products_name(std::span<const Product> products);
     static uint64_t matrix_bytes(const Weight& w) { return w.rows * row_bytes(w.type, w.cols); }
     cudaEvent_t stamp();
 

@@ -3,7 +3,9 @@
 //
 // Pointers are into the backend's memory unless a name begins with `host_`; spans of descriptors
 // (segments, experts) are host memory. Matrices are row-major, contiguous float32 unless said
-// otherwise. Operators run in call order; download() and route() also wait for them.
+// otherwise. Operators run in call order, perhaps behind the caller: download() and routed() wait.
+// Where a backend pays for every call, what belongs together is one: several products of the same
+// x, a norm with the rotation after it, what a layer gave with what the next one takes in.
 //
 // Numerics: float32 with float32 accumulation. The order of every sum depends on the operator's
 // inner dimensions only, never on the number of rows or threads, so that a row gets the same bits
@@ -60,6 +62,28 @@ struct Weight {
     const std::byte* data = nullptr;
 };
 
+// y = w · x, one of several products of the same rows.
+struct Product {
+    Weight w;
+    float* y = nullptr;                  // [n_rows][w.rows]
+};
+
+// Heads of every row, `dim` each (dim and rope_dims even): normed (x / sqrt(mean(x²) + epsilon),
+// times `norm` if not null), then adjacent pairs of the trailing rope_dims turned:
+// (a, b) → (a·cos − b·sin, a·sin + b·cos).
+struct NormRopeArgs {
+    float* x = nullptr;                  // [n_rows][n_heads][dim], in place unless stored
+    bool normed = false;
+    const float* norm = nullptr;         // [dim]
+    float epsilon = 0;
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;
+    const float* cos_sin = nullptr;      // [n_rows][rope_dims / 2][2]
+    uint32_t rope_dims = 0;
+    std::byte* stored = nullptr;         // [n_rows][n_heads][dim] as `kv`: the results' only place
+    KvType kv = KvType::kF32;
+};
+
 // Consecutive rows of a batch that belong to one sequence, with that sequence's state of the layer.
 struct AttentionSegment {
     uint32_t first_row = 0;
@@ -73,6 +97,8 @@ struct AttentionSegment {
 // rows and, when ratio is not 0, over compressed rows, all in one softmax with a sink per head:
 //   a_j = exp(q·K_j·scale − M) / (Σ exp(..) + exp(sink − M)),  out = Σ a_j K_j
 // Rows are taken in the order: window by ascending position, then compressed by ascending index.
+// The values were turned as keys: out is turned back by cos_sin, with −sin. Then each segment's
+// last rows are copied into its ring.
 struct AttentionArgs {
     const float* q = nullptr;            // [n_rows][n_heads][dim]
     const std::byte* rows = nullptr;     // [n_rows][dim]: the batch's own rows, as stored
@@ -85,6 +111,8 @@ struct AttentionArgs {
     uint32_t max_picks = 0;
     const float* sinks = nullptr;        // [n_heads]
     float scale = 1;
+    const float* cos_sin = nullptr;      // [n_rows][rope_dims / 2][2]
+    uint32_t rope_dims = 0;              // trailing ones of each head, 0: none; even, like dim
     std::span<const AttentionSegment> segments;
     float* out = nullptr;                // [n_rows][n_heads][dim]
 };
@@ -124,11 +152,12 @@ struct IndexSegment {
     const std::byte* keys = nullptr;     // [..][dim], compressed indexer rows
 };
 
-// Picks compressed rows by score_w = Σ_h weight_h · max(0, q_h·key_w): the max_picks highest of the
-// (p + 1) / ratio visible, ties to the lowest index.
+// Picks compressed rows by score_w = Σ_h scale·weight_h · max(0, q_h·key_w): the max_picks highest
+// of the (p + 1) / ratio visible, ties to the lowest index.
 struct IndexArgs {
     const float* q = nullptr;            // [n_rows][n_heads][dim]
-    const float* weights = nullptr;      // [n_rows][n_heads], scaled
+    const float* weights = nullptr;      // [n_rows][n_heads]
+    float scale = 1;                     // of the weights
     uint32_t n_heads = 0;
     uint32_t dim = 0;
     uint32_t ratio = 0;
@@ -139,14 +168,27 @@ struct IndexArgs {
 };
 inline constexpr uint32_t kNoPick = UINT32_MAX;
 
+// What a sublayer gave, to be spread over the streams:
+//   state'_k = post_k·o + Σ_j comb[j][k]·state_j,  o = Σ_slot parts[slot] (ascending) + rest
+struct HcUpdate {
+    const float* post_comb = nullptr;    // [n_rows]{post[streams], comb[streams][streams]}
+    const float* rest = nullptr;         // [n_rows][dim]
+    const float* parts = nullptr;        // [n_rows][n_slots][dim]; null: o is the rest alone
+    uint32_t n_slots = 0;
+};
+
+// Mixes a row's streams into the input of a sublayer. With factor f = 1 / sqrt(mean(state²) + ε):
+//   m = f · (fn · state);  pre_i = σ(m_i·scale_0 + base_i) + epsilon
+//   y = rms_norm(Σ_i pre_i·state_i) · norm
 struct HyperConnectionArgs {
-    const float* state = nullptr;        // [n_rows][streams][dim]
-    const float* mixes = nullptr;        // [n_rows][outputs]: fn · state, before the RMS factor
+    float* state = nullptr;              // [n_rows][streams][dim]; written if there is an update
+    Weight fn;                           // [outputs] × [streams·dim]
     const float* base = nullptr;         // [outputs]
     const float* scale = nullptr;        // [3], or [1] for the head
+    const float* norm = nullptr;         // [dim]
     uint32_t streams = 0;
     uint32_t dim = 0;
-    float norm_epsilon = 0;
+    float norm_epsilon = 0;              // of f and of y's norm
     float epsilon = 0;
     uint32_t iterations = 0;             // Sinkhorn normalisations
 };
@@ -156,7 +198,7 @@ struct ExpertWork {
     const std::byte* object = nullptr;   // in a cache slot
     std::span<const uint32_t> rows;      // batch rows that chose it
     std::span<const uint32_t> slots;     // where each row's output goes, see ExpertArgs::out
-    std::span<const float> weights;      // router weight of each
+    std::span<const uint32_t> choices;   // its place among the row's, see ExpertArgs::weights
 };
 
 // out[row][slot] = down · (silu(min(gate·x, limit)) · clamp(up·x, ±limit) · weight)
@@ -164,6 +206,7 @@ struct ExpertArgs {
     Weight gate, up, down;               // data: offsets are added to each object
     uint64_t gate_offset = 0, up_offset = 0, down_offset = 0;
     const float* x = nullptr;            // [n_rows][gate.cols]
+    const float* weights = nullptr;      // [n_rows][n_slots], of route()
     float limit = 0;
     uint32_t n_slots = 0;                // per row: top_k
     std::span<const ExpertWork> experts;
@@ -180,6 +223,7 @@ struct RouteArgs {
     float scale = 1;                     // of the weights, after normalising
     uint32_t n_experts = 0;
     uint32_t top_k = 0;
+    float* weights = nullptr;            // [n_rows][top_k], in the order of the choices
 };
 
 // What work of a device costs the host, since the backend was opened.
@@ -211,55 +255,47 @@ public:
     // state[row][s] = table row of token, for every stream s.
     virtual void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
                        float* state) = 0;
-    // y[row][o] = Σ_i w[o][i]·x[row][i]
-    virtual void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) = 0;
+    // y[row][o] = Σ_i w[o][i]·x[row][i], for all products; their cols are the same.
+    virtual void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) = 0;
+    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) {
+        const Product product{w, y};
+        matmuls({&product, 1}, x, n_rows);
+    }
     // Block-diagonal: output rows of group g see inputs [g·cols, (g+1)·cols) only.
     virtual void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                                 float* y) = 0;
+    // y = silu(min(gate·x, limit)) · clamp(up·x, ±limit)
+    virtual void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
+                              float limit, float* y) = 0;
     // y = x / sqrt(mean(x²) + epsilon), times weight if not null. In place allowed.
     virtual void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
                           uint32_t dim, float* y) = 0;
     // y = x; the ranges do not overlap.
     virtual void copy(const float* x, uint64_t n, float* y) = 0;
-    virtual void scale(float* x, float factor, uint64_t n) = 0;
-    // y += x
-    virtual void add(const float* x, uint64_t n, float* y) = 0;
-    // y = silu(min(gate, limit)) · clamp(up, ±limit)
-    virtual void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) = 0;
 
     // ---- attention --------------------------------------------------------------------------
-    // Rotates adjacent pairs of the trailing rope_dims of every head in place:
-    // (a, b) → (a·cos − b·sin, a·sin + b·cos); inverse negates sin.
-    // cos_sin: [n_rows][rope_dims / 2][2].
-    virtual void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads,
-                      uint32_t dim, uint32_t rope_dims, bool inverse) = 0;
-    // Rows in their stored form: rows[r] = x[r].
-    virtual void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
-                            std::byte* rows) = 0;
+    virtual void norm_rope(std::span<const NormRopeArgs> args, uint32_t n_rows) = 0;
     virtual void attention(const AttentionArgs& args) = 0;
-    // Copies each segment's last rows into its ring, after attention() has read the old ones.
-    virtual void update_rings(const AttentionArgs& args) = 0;
     virtual void compress(const CompressorArgs& args) = 0;
     virtual void index_rows(const IndexArgs& args) = 0;
 
     // ---- hyper-connections (DeepSeek-V4) ------------------------------------------------------
-    // y[row] = Σ_i pre_i·state_i, and post_comb[row] = {post[streams], comb[streams][streams]}.
-    virtual void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
-                        float* post_comb) = 0;
-    // state'_k = post_k·o + Σ_j comb[j][k]·state_j, in place.
-    virtual void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                         uint32_t dim, float* state) = 0;
+    virtual void hc_post(const HcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                         float* state) = 0;
+    // First hc_post(*update), if there is one; its post_comb may be the one that is written here.
+    virtual void hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows,
+                        float* y, float* post_comb) = 0;
     virtual void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) = 0;
 
     // ---- mixture of experts -------------------------------------------------------------------
-    // host_ids and host_weights: [n_rows][top_k], in the router's order (highest first, ties to the
-    // lowest id).
-    virtual void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-                       float* host_weights) = 0;
+    virtual void route(const RouteArgs& args, uint32_t n_rows) = 0;
+    // The choices of the last route(), [n_rows][top_k] each, in the router's order (highest first,
+    // ties to the lowest id). `host_weights` may be empty.
+    virtual void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) = 0;
+    // Whether operators run behind the caller, so that more of them should be called before what
+    // waits.
+    virtual bool runs_behind() const = 0;
     virtual void experts(const ExpertArgs& args) = 0;
-    // y[row] = Σ_slot parts[row][slot], ascending.
-    virtual void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
-                           float* y) = 0;
 };
 
 // `threads` 0: one per hardware thread. kUnsupported on processors without AVX2, FMA and F16C.

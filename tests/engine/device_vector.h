@@ -25,6 +25,8 @@ class DeviceVector {
 public:
     static_assert(std::is_trivially_copyable_v<T>);
 
+    // Nothing, to be assigned.
+    DeviceVector() = default;
     DeviceVector(Operators& ops, std::span<const T> host) : ops_(&ops), size_(host.size()) {
         const uint64_t bytes = size_ * sizeof(T);
         std::vector<std::byte> image(bytes + 2 * kGuardBytes, kGuard);
@@ -49,7 +51,12 @@ public:
         : ops_(std::exchange(other.ops_, nullptr)),
           buffer_(std::move(other.buffer_)),
           size_(other.size_) {}
-    DeviceVector& operator=(DeviceVector&&) = delete;
+    DeviceVector& operator=(DeviceVector&& other) noexcept {
+        std::swap(ops_, other.ops_);
+        std::swap(buffer_, other.buffer_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
     ~DeviceVector() {
         if (ops_ != nullptr) check_guards();
     }
@@ -79,9 +86,9 @@ private:
         EXPECT_TRUE(found == expected) << "written behind a vector of " << size_;
     }
 
-    Operators* ops_;
+    Operators* ops_ = nullptr;
     DeviceBuffer buffer_;
-    uint64_t size_;
+    uint64_t size_ = 0;
 };
 
 }  // namespace xp::test

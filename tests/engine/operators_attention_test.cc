@@ -9,6 +9,7 @@ struct AttentionShape {
     uint32_t max_picks = 0;  // 0: no picks
     KvType kv = KvType::kF32;
     float scale = 0.25f;
+    uint32_t rope_dims = 0;
 };
 
 // Part of one sequence: n rows from `position`.
@@ -78,6 +79,8 @@ protected:
         const auto q = normal(uint64_t{n} * s.heads * s.dim), sinks = normal(s.heads);
         const auto picks = s.max_picks > 0 ? choose(s, sequences) : std::vector<uint32_t>();
         const auto q_device = device(q), sinks_device = device(sinks);
+        const auto turns = normal(uint64_t{n} * s.rope_dims);
+        const auto turns_device = device(turns);
         const auto rows_device = device(batch_);
         const auto picks_device = device(picks);
         const auto out_device = poisoned(q.size());
@@ -90,8 +93,8 @@ protected:
             .q = q_device.data(), .rows = rows_device.data(), .kv = s.kv, .n_heads = s.heads,
             .dim = s.dim, .window = s.window, .ratio = s.ratio,
             .picks = s.max_picks > 0 ? picks_device.data() : nullptr, .max_picks = s.max_picks,
-            .sinks = sinks_device.data(), .scale = s.scale, .segments = segments,
-            .out = out_device.data()};
+            .sinks = sinks_device.data(), .scale = s.scale, .cos_sin = turns_device.data(),
+            .rope_dims = s.rope_dims, .segments = segments, .out = out_device.data()};
         ops_->attention(args);
         const auto out = out_device.host();
         ASSERT_FALSE(has_nan(out));
@@ -105,11 +108,12 @@ protected:
                 const uint32_t step = s.heads > 9 ? 13 : keys.size() > 500 ? 4 : 1;
                 for (uint32_t h = static_cast<uint32_t>(row) % step; h < s.heads; h += step) {
                     const uint64_t at = (row * s.heads + h) * s.dim;
-                    ASSERT_NO_FATAL_FAILURE(check_head(s, keys, &q[at], sinks[h], &out[at])) << h;
+                    ASSERT_NO_FATAL_FAILURE(check_head(s, keys, &q[at], sinks[h],
+                                                       turns.data() + row * s.rope_dims, &out[at]))
+                        << h;
                 }
             }
         }
-        ops_->update_rings(args);
         for (const Sequence& sequence : sequences) check_ring(s, sequence);
     }
 
@@ -131,7 +135,7 @@ private:
     }
 
     static void check_head(const AttentionShape& s, const std::vector<const float*>& keys,
-                           const float* q, float sink, const float* out) {
+                           const float* q, float sink, const float* turns, const float* out) {
         double sum = std::exp(double{sink});
         std::vector<double> weights, expected(s.dim, 0);
         for (const float* key : keys) {
@@ -141,7 +145,13 @@ private:
         for (size_t k = 0; k < keys.size(); ++k) {
             for (uint32_t d = 0; d < s.dim; ++d) expected[d] += weights[k] / sum * keys[k][d];
         }
-        for (uint32_t d = 0; d < s.dim; ++d) ASSERT_NEAR(out[d], expected[d], 1e-5);
+        for (uint32_t i = 0; i < s.rope_dims; i += 2) {
+            double* pair = &expected[s.dim - s.rope_dims + i];
+            const double a = pair[0], b = pair[1];
+            pair[0] = a * turns[i] + b * turns[i + 1];
+            pair[1] = b * turns[i] - a * turns[i + 1];
+        }
+        for (uint32_t d = 0; d < s.dim; ++d) ASSERT_NEAR(out[d], expected[d], 2e-5);
     }
 
     static void check_ring(const AttentionShape& s, const Sequence& sequence) {
@@ -212,6 +222,15 @@ TEST_P(OperatorsAttention, OfManyWideHeads) {
     all.max_picks = 0;
     all.kv = KvType::kF32;
     ASSERT_NO_FATAL_FAILURE(check(all, {{1000, 2}, {50, 1}}));
+}
+
+TEST_P(OperatorsAttention, TurnsItsResultsBack) {
+    for (const AttentionPart& place : kPlaces) {
+        ASSERT_NO_FATAL_FAILURE(check({.rope_dims = 8}, {place})) << place.position;
+        ASSERT_NO_FATAL_FAILURE(check({.dim = 22, .rope_dims = 22}, {place, {1, 3}}));
+    }
+    ASSERT_NO_FATAL_FAILURE(check({.heads = 64, .dim = 512, .window = 128, .scale = 0.04f,
+                                   .rope_dims = 64}, {{600, 1}, {0, 2}}));
 }
 
 TEST_P(OperatorsAttention, OverThousandsOfCompressedRows) {

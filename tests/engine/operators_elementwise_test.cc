@@ -1,4 +1,4 @@
-// Conformance of memory, norms, activations, copies, rotary positions and stored rows.
+// Conformance of memory, norms, copies, rotary positions and stored rows.
 #include <tuple>
 
 #include "tests/engine/operators_fixture.h"
@@ -59,93 +59,131 @@ TEST_P(OperatorsElementwise, RmsNormOfZerosIsZero) {
     EXPECT_EQ(y.host(), std::vector<float>(200, 0.0f));
 }
 
-TEST_P(OperatorsElementwise, CopyScaleAndAdd) {
+TEST_P(OperatorsElementwise, CopyIsTheSame) {
     for (const uint64_t n : {1u, 3u, 4u, 1000u, 70001u}) {
-        SCOPED_TRACE(n);
-        const auto x = normal(n), y = normal(n);
-        const auto x_device = device(x), sum = device(y), copied = poisoned(n);
+        const auto x = normal(n);
+        const auto x_device = device(x), copied = poisoned(n);
         ops_->copy(x_device.data(), n, copied.data());
-        EXPECT_TRUE(same_bits(copied.host(), x));
-        ops_->add(x_device.data(), n, sum.data());
-        ops_->scale(copied.data(), 0.3f, n);
-        const auto added = sum.host(), scaled = copied.host();
-        for (uint64_t i = 0; i < n; ++i) {
-            ASSERT_EQ(added[i], x[i] + y[i]);
-            ASSERT_EQ(scaled[i], x[i] * 0.3f);
-        }
+        EXPECT_TRUE(same_bits(copied.host(), x)) << n;
     }
 }
 
-TEST_P(OperatorsElementwise, SwigluClampsGateAboveAndUpOnBothSides) {
-    std::vector<float> gate = {-50, -3, 0, 2, 9, 50, -200}, up = {20, -20, 1, -7, 8, 3, 1};
-    for (const float v : normal(3000, 2)) {
-        gate.push_back(v);
-        up.push_back(-v / 2 + 1);
-    }
-    const auto gate_device = device(gate), up_device = device(up), y_device = poisoned(gate.size());
-    ops_->swiglu(gate_device.data(), up_device.data(), 7, gate.size(), y_device.data());
-    const auto y = y_device.host();
-    for (size_t i = 0; i < y.size(); ++i) {
-        const double g = std::min(double{gate[i]}, 7.0);
-        EXPECT_NEAR(y[i], g * sigmoid(g) * std::clamp(double{up[i]}, -7.0, 7.0), 1e-5) << i;
-    }
-    // As the shared expert does it.
-    ops_->swiglu(gate_device.data(), up_device.data(), 7, gate.size(), gate_device.data());
-    EXPECT_TRUE(same_bits(gate_device.host(), y)) << "in place";
-}
+struct Heads {
+    uint32_t n_heads, dim, rope_dims;
+    bool normed = true, weighted = false;
+};
 
-TEST_P(OperatorsElementwise, RopeTurnsTrailingPairsAndInverseTurnsBack) {
-    for (const auto& [n, heads, dim, rope_dims] :
-         {std::tuple{5u, 3u, 20u, 8u}, {3u, 64u, 512u, 64u}, {40u, 1u, 64u, 64u}}) {
-        SCOPED_TRACE(dim);
-        const auto original = normal(uint64_t{n} * heads * dim);
-        std::vector<float> cos_sin(n * rope_dims);
-        const auto angle = [](uint32_t r, uint32_t i) { return 0.3 * r * (i + 1); };
+class OperatorsNormRope : public OperatorsTest {
+protected:
+    static double angle(uint32_t row, uint32_t i) { return 0.3 * row * (i + 1); }
+    static std::vector<float> turns(uint32_t n, uint32_t rope_dims) {
+        std::vector<float> cos_sin;
         for (uint32_t r = 0; r < n; ++r) {
             for (uint32_t i = 0; i < rope_dims / 2; ++i) {
-                cos_sin[r * rope_dims + 2 * i] = static_cast<float>(std::cos(angle(r, i)));
-                cos_sin[r * rope_dims + 2 * i + 1] = static_cast<float>(std::sin(angle(r, i)));
+                cos_sin.push_back(static_cast<float>(std::cos(angle(r, i))));
+                cos_sin.push_back(static_cast<float>(std::sin(angle(r, i))));
             }
         }
-        const auto turns = device(cos_sin), x_device = device(original);
-        ops_->rope(x_device.data(), turns.data(), n, heads, dim, rope_dims, false);
-        const auto x = x_device.host();
-        for (uint32_t r = 0; r < n; ++r) {
-            for (uint32_t h = 0; h < heads; ++h) {
-                const uint32_t base = (r * heads + h) * dim;
-                ASSERT_TRUE(same_bits(slice(x, base, dim - rope_dims),
-                                      slice(original, base, dim - rope_dims)));
-                for (uint32_t i = 0; i < rope_dims / 2; ++i) {
-                    const uint32_t at = base + dim - rope_dims + 2 * i;
-                    const double c = std::cos(angle(r, i)), s = std::sin(angle(r, i));
-                    ASSERT_NEAR(x[at], original[at] * c - original[at + 1] * s, 1e-5);
-                    ASSERT_NEAR(x[at + 1], original[at] * s + original[at + 1] * c, 1e-5);
+        return cos_sin;
+    }
+
+    // One head's result.
+    static std::vector<double> expected(const Heads& h, const float* x, const float* norm,
+                                        uint32_t row) {
+        const double factor = h.normed ? 1 / std::sqrt(dot(x, x, h.dim) / h.dim + 1e-6) : 1;
+        std::vector<double> y(h.dim);
+        for (uint32_t d = 0; d < h.dim; ++d) {
+            y[d] = x[d] * factor * (h.weighted ? norm[d] : 1.0f);
+        }
+        for (uint32_t i = 0; i < h.rope_dims / 2; ++i) {
+            double* pair = &y[h.dim - h.rope_dims + 2 * i];
+            const double a = pair[0], b = pair[1];
+            const double c = std::cos(angle(row, i)), s = std::sin(angle(row, i));
+            pair[0] = a * c - b * s;
+            pair[1] = a * s + b * c;
+        }
+        return y;
+    }
+};
+XP_INSTANTIATE_FOR_BACKENDS(OperatorsNormRope);
+
+// Several kinds of heads in one call, as a layer has them.
+TEST_P(OperatorsNormRope, NormsThenTurnsTrailingPairs) {
+    for (const auto& [n, kinds] :
+         {std::pair{1u, std::vector<Heads>{{64, 512, 64}, {1, 512, 64, true, true},
+                                           {64, 128, 64, false}}},
+          {37u, std::vector<Heads>{{3, 20, 8}, {2, 22, 6, true, true}}},
+          {5u, std::vector<Heads>{{1, 64, 64, false}}},
+          {300u, std::vector<Heads>{{9, 30, 0, true, true}}}}) {
+        SCOPED_TRACE(n);
+        std::vector<std::vector<float>> x, norms;
+        std::vector<DeviceVector<float>> x_device, norm_device, turns_device;
+        std::vector<NormRopeArgs> args;
+        for (const Heads& h : kinds) {
+            x.push_back(normal(uint64_t{n} * h.n_heads * h.dim));
+            norms.push_back(normal(h.dim));
+            x_device.push_back(device(x.back()));
+            norm_device.push_back(device(norms.back()));
+            turns_device.push_back(device(turns(n, h.rope_dims)));
+            args.push_back({.x = x_device.back().data(), .normed = h.normed,
+                            .norm = h.weighted ? norm_device.back().data() : nullptr,
+                            .epsilon = 1e-6f, .n_heads = h.n_heads, .dim = h.dim,
+                            .cos_sin = turns_device.back().data(), .rope_dims = h.rope_dims});
+        }
+        ops_->norm_rope(args, n);
+        for (size_t k = 0; k < kinds.size(); ++k) {
+            const Heads& h = kinds[k];
+            const auto y = x_device[k].host();
+            for (uint32_t i = 0; i < n * h.n_heads; ++i) {
+                const auto values = expected(h, &x[k][i * h.dim], norms[k].data(), i / h.n_heads);
+                for (uint32_t d = 0; d < h.dim; ++d) {
+                    ASSERT_NEAR(y[i * h.dim + d], values[d], 1e-5 * (1 + std::fabs(values[d])))
+                        << "kind " << k << ", head " << i << ", " << d;
                 }
+                if (h.normed) continue;
+                ASSERT_TRUE(same_bits(slice(y, i * h.dim, h.dim - h.rope_dims),
+                                      slice(x[k], i * h.dim, h.dim - h.rope_dims)));
             }
         }
-        ops_->rope(x_device.data(), turns.data(), n, heads, dim, rope_dims, true);
-        const auto back = x_device.host();
-        for (size_t i = 0; i < back.size(); ++i) ASSERT_NEAR(back[i], original[i], 1e-5);
     }
 }
 
-TEST_P(OperatorsElementwise, StoredRowsAreTheRowsOrTheirNearestHalves) {
-    for (const auto& [n, dim] : {std::pair{1u, 1u}, {3u, 7u}, {40u, 512u}}) {
-        auto x = normal(uint64_t{n} * dim);
-        x[0] = 1 + 0x1p-11f;  // halfway: to even
-        if (x.size() > 3) {
-            x[1] = 1e6f;      // infinite as half
-            x[2] = 1e-6f;     // subnormal as half
-            x[3] = -0.0f;
-        }
+TEST_P(OperatorsNormRope, StoresResultsInsteadWhereAsked) {
+    for (const auto& h : {Heads{1, 512, 64, true, true}, Heads{3, 22, 6}}) {
         for (const KvType kv : {KvType::kF32, KvType::kF16}) {
-            const auto x_device = device(x);
+            const uint32_t n = 6;
+            const auto x = normal(n * h.n_heads * h.dim), norm = normal(h.dim);
+            const auto in_place = device(x), kept = device(x), norm_device = device(norm);
+            const auto turns_device = device(turns(n, h.rope_dims));
             const auto rows = poisoned<std::byte>(x.size() * kv_bytes(kv));
-            ops_->store_rows(x_device.data(), kv, n, dim, rows.bytes());
-            auto values = x;
-            EXPECT_TRUE(same_bits(rows.host(), as_stored(values, kv))) << n << "×" << dim;
+            NormRopeArgs args = {.x = in_place.data(), .normed = true,
+                                 .norm = h.weighted ? norm_device.data() : nullptr,
+                                 .epsilon = 1e-6f, .n_heads = h.n_heads, .dim = h.dim,
+                                 .cos_sin = turns_device.data(), .rope_dims = h.rope_dims};
+            ops_->norm_rope({&args, 1}, n);
+            args.x = kept.data();
+            args.stored = rows.bytes();
+            args.kv = kv;
+            ops_->norm_rope({&args, 1}, n);
+            EXPECT_TRUE(same_bits(kept.host(), x)) << "the input was written";
+            auto values = in_place.host();
+            EXPECT_TRUE(same_bits(rows.host(), as_stored(values, kv))) << "not the same results";
         }
     }
+}
+
+TEST_P(OperatorsNormRope, StoredHalvesAreTheNearest) {
+    std::vector<float> x = normal(16);
+    x[0] = 1 + 0x1p-11f;  // halfway: to even
+    x[1] = 1e6f;          // infinite as half
+    x[2] = 1e-6f;         // subnormal as half
+    x[3] = -0.0f;
+    const auto x_device = device(x);
+    const auto rows = poisoned<std::byte>(2 * x.size());
+    const NormRopeArgs args = {.x = x_device.data(), .n_heads = 1, .dim = 8,
+                               .stored = rows.bytes(), .kv = KvType::kF16};
+    ops_->norm_rope({&args, 1}, 2);
+    EXPECT_TRUE(same_bits(rows.host(), as_stored(x, KvType::kF16)));
 }
 
 TEST_P(OperatorsElementwise, EmbeddingCopiesIntoEveryStream) {
@@ -160,22 +198,6 @@ TEST_P(OperatorsElementwise, EmbeddingCopiesIntoEveryStream) {
     for (size_t r = 0; r < tokens.size() * streams; ++r) {
         const auto token = static_cast<uint64_t>(tokens[r / streams]);
         EXPECT_TRUE(same_bits(slice(state, r * dim, dim), slice(table, token * dim, dim))) << r;
-    }
-}
-
-TEST_P(OperatorsElementwise, SlotsAreAddedInAscendingOrder) {
-    for (const auto& [n, slots, dim] : {std::tuple{1u, 1u, 5u}, {7u, 6u, 4096u}, {33u, 8u, 130u}}) {
-        const auto parts = normal(uint64_t{n} * slots * dim);
-        const auto parts_device = device(parts), y_device = poisoned(n * dim);
-        ops_->sum_slots(parts_device.data(), n, slots, dim, y_device.data());
-        const auto y = y_device.host();
-        for (uint32_t r = 0; r < n; ++r) {
-            for (uint32_t d = 0; d < dim; ++d) {
-                float sum = parts[r * slots * dim + d];
-                for (uint32_t s = 1; s < slots; ++s) sum += parts[(r * slots + s) * dim + d];
-                ASSERT_EQ(y[r * dim + d], sum);
-            }
-        }
     }
 }
 

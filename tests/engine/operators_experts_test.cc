@@ -25,7 +25,11 @@ protected:
         args.bias = bias.empty() ? nullptr : bias_device.data();
         Routed routed = {std::vector<uint32_t>(n * args.top_k, 0xabababab),
                          std::vector<float>(n * args.top_k, NAN)};
-        ops_->route(args, n, routed.ids.data(), routed.weights.data());
+        const auto weights = poisoned(n * args.top_k);
+        args.weights = weights.data();
+        ops_->route(args, n);
+        ops_->routed(routed.ids, routed.weights);
+        EXPECT_TRUE(same_bits(weights.host(), routed.weights));
         return routed;
     }
 
@@ -176,23 +180,29 @@ protected:
         const float limit = 2;
         const auto x = normal(uint64_t{n_rows} * dim);
         std::vector<uint32_t> used(n_rows, 0);
-        std::vector<std::vector<uint32_t>> slots(set.size());
-        std::vector<std::vector<float>> weights(set.size());
+        std::vector<std::vector<uint32_t>> slots(set.size()), choices(set.size());
+        std::vector<float> weights(uint64_t{n_rows} * n_slots, NAN);
+        // Of the row's choices, the last one goes to the first slot.
+        const auto weight_at = [&](uint32_t row, uint32_t slot) -> float& {
+            return weights[uint64_t{row} * n_slots + n_slots - 1 - slot];
+        };
         std::vector<ExpertWork> works;
         for (size_t e = 0; e < set.size(); ++e) {
             for (const uint32_t row : rows_of[e]) {
                 slots[e].push_back(used[row]++);
-                weights[e].push_back(0.1f * static_cast<float>(e % 7 + row % 5 + 1));
+                choices[e].push_back(n_slots - 1 - slots[e].back());
+                weight_at(row, slots[e].back()) = 0.1f * static_cast<float>(e % 7 + row % 5 + 1);
             }
-            works.push_back({set[e].object.data(), rows_of[e], slots[e], weights[e]});
+            works.push_back({set[e].object.data(), rows_of[e], slots[e], choices[e]});
         }
-        const auto x_device = device(x);
+        const auto x_device = device(x), weights_device = device(weights);
         const auto out_device = poisoned(uint64_t{n_rows} * n_slots * dim);
         for (size_t first = 0; first < works.size(); first += group) {
             ops_->experts({.gate = set[0].gate.shape, .up = set[0].up.shape,
                            .down = set[0].down.shape, .gate_offset = 0,
                            .up_offset = set[0].up_offset, .down_offset = set[0].down_offset,
-                           .x = x_device.data(), .limit = limit, .n_slots = n_slots,
+                           .x = x_device.data(), .weights = weights_device.data(),
+                           .limit = limit, .n_slots = n_slots,
                            .experts = std::span(works).subspan(
                                first, std::min(group, works.size() - first)),
                            .out = out_device.data()});
@@ -212,7 +222,7 @@ protected:
                         set[e].gate.product(f, &x[row * dim]).value, limit);
                     const double u = std::clamp<double>(
                         set[e].up.product(f, &x[row * dim]).value, -limit, limit);
-                    mid[f] = static_cast<float>(g * sigmoid(g) * u * weights[e][i]);
+                    mid[f] = static_cast<float>(g * sigmoid(g) * u * weight_at(row, slots[e][i]));
                 }
                 for (uint64_t d = (e + i) % 7; d < dim; d += 7) {
                     const auto expected = set[e].down.product(static_cast<uint32_t>(d), mid.data());

@@ -1,5 +1,7 @@
 // A row gets the same bits alone, in a batch of any size and at any place in it, and however its
 // sequence is cut into calls: what makes decode, prefill and batches give the same text.
+#include <numeric>
+
 #include "tests/engine/operators_fixture.h"
 
 namespace xp::test {
@@ -90,37 +92,79 @@ TEST_P(OperatorsInvariance, OfRmsNorm) {
     }
 }
 
-// The state and the mixes of a row go in as one, and y and post_comb come out as one.
-TEST_P(OperatorsInvariance, OfHyperConnections) {
-    const uint32_t streams = 4, dim = 1000, outputs = 24, flat = streams * dim;
-    const auto base = device(normal(outputs)), scale = device(normal(3));
-    expect_rows_alike(normal(kWhole * (flat + outputs)),
-                      [&](const std::vector<float>& x, uint32_t n) {
-        std::vector<float> state, mixes;
-        for (uint32_t r = 0; r < n; ++r) {
-            const auto row = x.begin() + ptrdiff_t{r} * (flat + outputs);
-            state.insert(state.end(), row, row + flat);
-            mixes.insert(mixes.end(), row + flat, row + flat + outputs);
-        }
-        const auto state_device = device(state), mixes_device = device(mixes);
-        const auto y = poisoned(n * dim), post_comb = poisoned(n * 20);
-        const HyperConnectionArgs args = {
-            .state = state_device.data(), .mixes = mixes_device.data(), .base = base.data(),
-            .scale = scale.data(), .streams = streams, .dim = dim, .norm_epsilon = 1e-6f,
-            .epsilon = 1e-6f, .iterations = 20};
-        ops_->hc_pre(args, n, y.data(), post_comb.data());
-        ops_->hc_post(y.data(), post_comb.data(), n, streams, dim, state_device.data());
-        std::vector<float> all;
-        const auto mixed = y.host(), combination = post_comb.host(), after = state_device.host();
-        for (uint32_t r = 0; r < n; ++r) {
-            for (const auto& [from, width] : {std::pair{&mixed, dim}, {&combination, 20u},
-                                              {&after, flat}}) {
-                const auto part = slice(*from, uint64_t{r} * width, width);
-                all.insert(all.end(), part.begin(), part.end());
-            }
-        }
-        return all;
+TEST_P(OperatorsInvariance, OfGatedMatmul) {
+    const uint32_t rows = 300, cols = 512;
+    const HostMatrix gate = matrix(GgmlType::kQ8_0, rows, cols);
+    const HostMatrix up = matrix(GgmlType::kQ8_0, rows, cols);
+    const auto gate_device = device(gate.stored), up_device = device(up.stored);
+    expect_rows_alike(normal(kWhole * cols), [&](const std::vector<float>& x, uint32_t n) {
+        const auto x_device = device(x), y = poisoned(n * rows);
+        ops_->matmul_gated(gate.at(gate_device.data()), up.at(up_device.data()), x_device.data(),
+                           n, 7, y.data());
+        return y.host();
     });
+}
+
+TEST_P(OperatorsInvariance, OfNormRope) {
+    const uint32_t heads = 3, dim = 512, rope_dims = 64, width = heads * dim + rope_dims;
+    expect_rows_alike(normal(kWhole * width), [&](const std::vector<float>& in, uint32_t n) {
+        std::vector<float> values, turns;
+        for (uint32_t r = 0; r < n; ++r) {
+            const auto row = in.begin() + ptrdiff_t{r} * width;
+            values.insert(values.end(), row, row + heads * dim);
+            turns.insert(turns.end(), row + heads * dim, row + width);
+        }
+        const auto x = device(values), turns_device = device(turns);
+        const NormRopeArgs args = {.x = x.data(), .normed = true, .epsilon = 1e-6f,
+                                   .n_heads = heads, .dim = dim, .cos_sin = turns_device.data(),
+                                   .rope_dims = rope_dims};
+        ops_->norm_rope({&args, 1}, n);
+        return x.host();
+    });
+}
+
+// A row's state goes in with what a sublayer gave; its y, post_comb and new state come out.
+TEST_P(OperatorsInvariance, OfHyperConnections) {
+    const uint32_t streams = 4, outputs = 24, slots = 3;
+    for (const uint32_t dim : {1000u, 33u}) {
+        const uint32_t flat = streams * dim;
+        const HostMatrix fn = matrix(GgmlType::kF16, outputs, flat);
+        const auto fn_device = device(fn.stored);
+        const auto base = device(normal(outputs)), scale = device(normal(3));
+        const auto norm = device(normal(dim));
+        const std::vector<uint32_t> widths = {flat, 20, dim, slots * dim};
+        const uint32_t width = std::accumulate(widths.begin(), widths.end(), 0u);
+        expect_rows_alike(normal(kWhole * width), [&](const std::vector<float>& in, uint32_t n) {
+            std::vector<std::vector<float>> parts(widths.size());
+            auto at = in.begin();
+            for (uint32_t r = 0; r < n; ++r) {
+                for (size_t i = 0; i < widths.size(); at += widths[i++]) {
+                    parts[i].insert(parts[i].end(), at, at + widths[i]);
+                }
+            }
+            const auto state = device(parts[0]), post_comb = device(parts[1]);
+            const auto rest = device(parts[2]), experts = device(parts[3]);
+            const auto y = poisoned(n * dim), head = poisoned(n * dim);
+            const HcUpdate update = {post_comb.data(), rest.data(), experts.data(), slots};
+            HyperConnectionArgs args = {
+                .state = state.data(), .fn = fn.at(fn_device.data()), .base = base.data(),
+                .scale = scale.data(), .norm = norm.data(), .streams = streams, .dim = dim,
+                .norm_epsilon = 1e-6f, .epsilon = 1e-6f, .iterations = 20};
+            ops_->hc_pre(args, &update, n, y.data(), post_comb.data());
+            args.fn.rows = streams;
+            ops_->hc_head(args, n, head.data());
+            std::vector<float> all;
+            const std::vector<std::vector<float>> results = {state.host(), post_comb.host(),
+                                                             y.host(), head.host()};
+            for (uint32_t r = 0; r < n; ++r) {
+                for (const std::vector<float>& result : results) {
+                    const auto part = slice(result, r * (result.size() / n), result.size() / n);
+                    all.insert(all.end(), part.begin(), part.end());
+                }
+            }
+            return all;
+        });
+    }
 }
 
 // Rows of one expert, beside those of others in the same call.
@@ -152,16 +196,17 @@ TEST_P(OperatorsInvariance, OfExperts) {
                     rows.push_back(r);
                     if (r % 3 == 0) some.push_back(r);
                 }
-                const std::vector<float> weights(n, 0.3f);
+                const auto weights = device(std::vector<float>(2 * n, 0.3f));
+                const auto some_ones = std::span(ones).first(some.size());
                 const std::vector<ExpertWork> works = {
-                    {object_device.data(), some, std::span(ones).first(some.size()),
-                     std::span(weights).first(some.size())},
-                    {object_device.data(), rows, zeros, weights}};
+                    {object_device.data(), some, some_ones, some_ones},
+                    {object_device.data(), rows, zeros, zeros}};
                 const auto x_device = device(x), out = poisoned(uint64_t{n} * 2 * dim);
                 ops_->experts({.gate = half, .up = half, .down = down.shape, .gate_offset = 0,
                                .up_offset = gate.stored.size() / 2,
                                .down_offset = gate.stored.size(), .x = x_device.data(),
-                               .limit = 7, .n_slots = 2, .experts = works, .out = out.data()});
+                               .weights = weights.data(), .limit = 7, .n_slots = 2,
+                               .experts = works, .out = out.data()});
                 const auto slots = out.host();
                 std::vector<float> first;
                 for (uint32_t r = 0; r < n; ++r) {
@@ -204,10 +249,14 @@ protected:
         std::vector<float> q, q_other;
         std::vector<std::byte> rows, rows_other, ring, compressed;
         std::vector<uint32_t> picks, picks_other;
+        std::vector<float> turns;
     };
+    static constexpr uint32_t kRopeDims = 8;
 
     Inputs inputs(const Shape& s) {
-        Inputs in = {normal(uint64_t{kWhole} * s.heads * s.dim), {}, {}, {}, {}, {}, {}, {}};
+        Inputs in;
+        in.q = normal(uint64_t{kWhole} * s.heads * s.dim);
+        in.turns = normal(kWhole * kRopeDims);
         const auto stored = [&](uint64_t n) {
             auto values = normal(n * s.dim);
             return as_stored(values, s.kv);
@@ -246,18 +295,19 @@ protected:
             const auto picks = device(after(
                 others != 0 ? in.picks_other : std::vector<uint32_t>(), in.picks,
                 uint64_t{done} * s.max_picks, uint64_t{n} * s.max_picks));
+            const auto turns = device(after(
+                others != 0 ? std::vector<float>(3 * kRopeDims, 1) : std::vector<float>(), in.turns,
+                uint64_t{done} * kRopeDims, uint64_t{n} * kRopeDims));
             const auto out = poisoned((others + n) * out_width);
             std::vector<AttentionSegment> segments;
             if (others != 0) segments.push_back({0, others, 0, ring_other.data(), nullptr});
             segments.push_back({others, n, s.position + done, ring.data(), compressed.data()});
-            const AttentionArgs args = {
+            ops_->attention({
                 .q = q.data(), .rows = rows.data(), .kv = s.kv, .n_heads = s.heads, .dim = s.dim,
                 .window = s.window, .ratio = s.ratio,
                 .picks = s.max_picks > 0 ? picks.data() : nullptr, .max_picks = s.max_picks,
-                .sinks = sinks_device.data(), .scale = 0.2f, .segments = segments,
-                .out = out.data()};
-            ops_->attention(args);
-            ops_->update_rings(args);
+                .sinks = sinks_device.data(), .scale = 0.2f, .cos_sin = turns.data(),
+                .rope_dims = kRopeDims, .segments = segments, .out = out.data()});
             const auto outputs = slice(out.host(), others * out_width, n * out_width);
             all.insert(all.end(), outputs.begin(), outputs.end());
             done += n;

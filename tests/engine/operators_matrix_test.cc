@@ -103,6 +103,76 @@ TEST_P(OperatorUsualTypes, MatmulOfLongRows) {
     }
 }
 
+// As a layer makes all that it needs of x: several matrices, not all of one type or height.
+TEST_P(OperatorUsualTypes, SeveralProductsOfTheSameRowsAreThoseAlone) {
+    const uint32_t cols = block() == 1 ? 1000 : 4 * block();
+    for (const StorageLayout layout : layouts()) {
+        std::vector<HostMatrix> matrices;
+        for (const uint32_t rows : {1536u, 7u, 512u, 1u, 64u}) {
+            matrices.push_back(matrix(type(), rows, cols, layout));
+        }
+        matrices.insert(matrices.begin() + 2, matrix(GgmlType::kF16, 100, cols));
+        for (const uint32_t n : {1u, 2u, 4u, 33u}) {
+            SCOPED_TRACE(n);
+            const auto x = device(normal(uint64_t{n} * cols));
+            std::vector<DeviceVector<std::byte>> weights;
+            std::vector<DeviceVector<float>> together;
+            std::vector<Product> products;
+            for (const HostMatrix& m : matrices) {
+                weights.push_back(device(m.stored));
+                together.push_back(poisoned(uint64_t{n} * m.shape.rows));
+                products.push_back({m.at(weights.back().data()), together.back().data()});
+            }
+            ops_->matmuls(products, x.data(), n);
+            for (size_t i = 0; i < matrices.size(); ++i) {
+                const auto alone = poisoned(uint64_t{n} * matrices[i].shape.rows);
+                ops_->matmul(products[i].w, x.data(), n, alone.data());
+                const auto values = together[i].host();
+                ASSERT_FALSE(has_nan(values)) << i;
+                ASSERT_TRUE(same_bits(values, alone.host())) << i;
+            }
+        }
+    }
+}
+
+// Clamped above, and on both sides: limits well within the products.
+TEST_P(OperatorUsualTypes, GatedProductsAreActivatedAndClamped) {
+    const uint32_t cols = block() == 1 ? 83 : 2 * block(), rows = 130;
+    for (const StorageLayout layout : layouts()) {
+        const HostMatrix gate = matrix(type(), rows, cols, layout);
+        for (const GgmlType other : {type(), GgmlType::kF32}) {
+            const HostMatrix up = matrix(other, rows, cols, other == type() ? layout
+                                                                          : StorageLayout::kGgml);
+            const auto gate_device = device(gate.stored), up_device = device(up.stored);
+            for (const uint32_t n : {1u, 3u, 20u}) {
+                SCOPED_TRACE(n);
+                const auto x = normal(n * cols);
+                double largest = 0;
+                for (uint32_t r = 0; r < rows; ++r) {
+                    largest = std::max(largest, std::fabs(up.product(r, x.data()).value));
+                }
+                const auto limit = static_cast<float>(largest / 3);
+                const auto x_device = device(x), y_device = poisoned(n * rows);
+                ops_->matmul_gated(gate.at(gate_device.data()), up.at(up_device.data()),
+                                   x_device.data(), n, limit, y_device.data());
+                const auto y = y_device.host();
+                for (uint32_t c = 0; c < n; ++c) {
+                    for (uint32_t r = c % 3; r < rows; r += 3) {
+                        const auto a = gate.product(r, &x[c * cols]);
+                        const auto b = up.product(r, &x[c * cols]);
+                        const double g = std::min<double>(a.value, limit);
+                        const double u = std::clamp<double>(b.value, -limit, limit);
+                        const double tolerance = 1e-5 + 2 * a.tolerance * std::fabs(u) +
+                                                 2 * b.tolerance * std::fabs(g);
+                        ASSERT_NEAR(y[c * rows + r], g * sigmoid(g) * u, tolerance)
+                            << "output " << r << " of row " << c;
+                    }
+                }
+            }
+        }
+    }
+}
+
 // The three matrices of an expert have different types; all of them lie in one object.
 TEST_P(OperatorTypes, EmbeddingAndExpertsOfMixedTypes) {
     const uint32_t vocab = 11, cols = columns(), streams = 2;
@@ -137,18 +207,20 @@ TEST_P(OperatorTypes, EmbeddingAndExpertsOfMixedTypes) {
     const auto x_device = device(x);
     const float limit = 7;
     for (const uint32_t used : {1u, n}) {
-        std::vector<uint32_t> rows(used), slots(used, 0);
-        std::vector<float> weights(used);
+        std::vector<uint32_t> rows(used), zeros(used, 0);
+        std::vector<float> weights(n, NAN);
         for (uint32_t i = 0; i < used; ++i) {
             rows[i] = n - 1 - i;
-            weights[i] = 0.05f * static_cast<float>(i + 1);
+            weights[rows[i]] = 0.05f * static_cast<float>(i + 1);
         }
-        const ExpertWork work = {object_device.data(), rows, slots, weights};
+        const auto weights_device = device(weights);
+        const ExpertWork work = {object_device.data(), rows, zeros, zeros};
         const auto out_device = poisoned(n * dim);
         ops_->experts({.gate = gate.shape, .up = up.shape, .down = down.shape,
                        .gate_offset = offsets[0], .up_offset = offsets[1],
-                       .down_offset = offsets[2], .x = x_device.data(), .limit = limit,
-                       .n_slots = 1, .experts = {&work, 1}, .out = out_device.data()});
+                       .down_offset = offsets[2], .x = x_device.data(),
+                       .weights = weights_device.data(), .limit = limit, .n_slots = 1,
+                       .experts = {&work, 1}, .out = out_device.data()});
         const std::vector<float> out = out_device.host();
         // All outputs of one row cost too much for each of many; these differ from row to row.
         const uint32_t step = used == 1 ? 5 : 37;
@@ -158,7 +230,7 @@ TEST_P(OperatorTypes, EmbeddingAndExpertsOfMixedTypes) {
                 const double g = std::min<double>(gate.product(f, &x[rows[i] * dim]).value, limit);
                 const double u =
                     std::clamp<double>(up.product(f, &x[rows[i] * dim]).value, -limit, limit);
-                mid[f] = static_cast<float>(g * sigmoid(g) * u * weights[i]);
+                mid[f] = static_cast<float>(g * sigmoid(g) * u * weights[rows[i]]);
             }
             for (uint32_t d = i % step; d < dim; d += step) {
                 const auto expected = down.product(d, mid.data());

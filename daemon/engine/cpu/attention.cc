@@ -26,13 +26,6 @@ void write_stored_row(const CpuKernels& kernels, const float* row, KvType kv, ui
     }
 }
 
-void CpuOperators::store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
-                              std::byte* rows) {
-    for (uint32_t r = 0; r < n_rows; ++r) {
-        write_stored_row(kernels_, x + uint64_t{r} * dim, kv, r, dim, rows);
-    }
-}
-
 void CpuOperators::attention(const AttentionArgs& args) {
     const uint32_t dim = args.dim;
     const uint32_t head_blocks = (args.n_heads + kHeadsPerTask - 1) / kHeadsPerTask;
@@ -90,6 +83,8 @@ void CpuOperators::attention(const AttentionArgs& args) {
             for (uint64_t k = 0; k < n_keys; ++k) {
                 kernels_.axpy(weights[k] * factor, keys[k], out, dim);
             }
+            turn(out + dim - args.rope_dims, args.cos_sin + uint64_t{row} * args.rope_dims,
+                 args.rope_dims, true);
         }
     };
 
@@ -102,9 +97,7 @@ void CpuOperators::attention(const AttentionArgs& args) {
                    static_cast<uint32_t>(t % head_blocks));
         }
     });
-}
 
-void CpuOperators::update_rings(const AttentionArgs& args) {
     const uint64_t bytes = args.dim * kv_bytes(args.kv);
     for (const AttentionSegment& segment : args.segments) {
         const uint32_t n = std::min(segment.n_rows, args.window);
@@ -227,7 +220,7 @@ void CpuOperators::index_rows(const IndexArgs& args) {
                         for (uint32_t h = 0; h < args.n_heads; ++h) {
                             const uint64_t head = row * args.n_heads + h;
                             const float s = kernels_.dot(args.q + head * args.dim, key, args.dim);
-                            score += args.weights[head] * std::max(s, 0.0f);
+                            score += args.weights[head] * args.scale * std::max(s, 0.0f);
                         }
                         scores[w] = std::isnan(score) ? -INFINITY : score;
                     }

@@ -17,6 +17,15 @@ float rms_factor(const CpuKernels& kernels, const float* x, uint64_t n, float ep
     return 1 / std::sqrt(kernels.dot(x, x, n) / static_cast<float>(n) + epsilon);
 }
 
+// y = x · rms_factor(x), times weight if not null.
+void norm_row(const CpuKernels& kernels, const float* x, const float* weight, float epsilon,
+              uint32_t dim, float* y) {
+    const float factor = rms_factor(kernels, x, dim, epsilon);
+    for (uint32_t d = 0; d < dim; ++d) {
+        y[d] = weight != nullptr ? x[d] * factor * weight[d] : x[d] * factor;
+    }
+}
+
 constexpr uint32_t kMaxStreams = 8;
 
 // Makes exp(c) nearly doubly stochastic: softmax over each row plus epsilon, then columns and rows
@@ -59,6 +68,17 @@ void mix_streams(const float* state, const float* weights, uint32_t streams, uin
 
 }  // namespace
 
+void turn(float* v, const float* cos_sin, uint32_t rope_dims, bool back) {
+    for (uint32_t i = 0; i < rope_dims; i += 2) {
+        const float c = cos_sin[i];
+        const float s = back ? -cos_sin[i + 1] : cos_sin[i + 1];
+        const float a = v[i];
+        const float b = v[i + 1];
+        v[i] = a * c - b * s;
+        v[i + 1] = a * s + b * c;
+    }
+}
+
 void CpuOperators::embed(const Weight& table, std::span<const TokenId> host_tokens,
                          uint32_t streams, float* state) {
     const TypeTraits& traits = traits_of(table.type);
@@ -78,68 +98,89 @@ void CpuOperators::rms_norm(const float* x, const float* weight, float epsilon, 
                             uint32_t dim, float* y) {
     for_ranges(n_rows, 2 * uint64_t{dim}, [&](uint64_t begin, uint64_t end) {
         for (uint64_t row = begin; row < end; ++row) {
-            const float* from = x + row * dim;
-            float* to = y + row * dim;
-            const float factor = rms_factor(kernels_, from, dim, epsilon);
-            for (uint32_t d = 0; d < dim; ++d) {
-                to[d] = weight != nullptr ? from[d] * factor * weight[d] : from[d] * factor;
-            }
+            norm_row(kernels_, x + row * dim, weight, epsilon, dim, y + row * dim);
         }
     });
 }
 
 void CpuOperators::copy(const float* x, uint64_t n, float* y) { std::copy_n(x, n, y); }
 
-void CpuOperators::scale(float* x, float factor, uint64_t n) {
-    for (uint64_t i = 0; i < n; ++i) x[i] *= factor;
+void CpuOperators::norm_rope(std::span<const NormRopeArgs> all, uint32_t n_rows) {
+    for (const NormRopeArgs& args : all) {
+        const uint32_t dim = args.dim;
+        const auto head = [&](uint64_t row, uint64_t index) {
+            thread_local std::vector<float> scratch;
+            float* const x = args.x + index * dim;
+            float* to = x;
+            if (args.stored != nullptr) {
+                scratch.assign(x, x + dim);
+                to = scratch.data();
+            }
+            if (args.normed) norm_row(kernels_, x, args.norm, args.epsilon, dim, to);
+            turn(to + dim - args.rope_dims, args.cos_sin + row * args.rope_dims, args.rope_dims,
+                 false);
+            if (args.stored != nullptr) {
+                write_stored_row(kernels_, to, args.kv, index, dim, args.stored);
+            }
+        };
+        for_ranges(n_rows, uint64_t{args.n_heads} * dim * 2, [&](uint64_t begin, uint64_t end) {
+            for (uint64_t row = begin; row < end; ++row) {
+                for (uint32_t h = 0; h < args.n_heads; ++h) head(row, row * args.n_heads + h);
+            }
+        });
+    }
 }
 
-void CpuOperators::add(const float* x, uint64_t n, float* y) {
-    for_ranges(n, 1, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t i = begin; i < end; ++i) y[i] += x[i];
-    });
-}
-
-void CpuOperators::swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) {
-    for_ranges(n, 16, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t i = begin; i < end; ++i) {
-            const float g = std::min(gate[i], limit);
-            y[i] = g * sigmoid(g) * std::clamp(up[i], -limit, limit);
-        }
-    });
-}
-
-void CpuOperators::rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads,
-                        uint32_t dim, uint32_t rope_dims, bool inverse) {
-    const float direction = inverse ? -1.0f : 1.0f;
-    for_ranges(n_rows, uint64_t{n_heads} * rope_dims, [&](uint64_t begin, uint64_t end) {
+void CpuOperators::hc_post(const HcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                           float* state) {
+    for_ranges(n_rows, uint64_t{streams} * streams * dim, [&](uint64_t begin, uint64_t end) {
+        std::vector<float> o(dim);
         for (uint64_t row = begin; row < end; ++row) {
-            const float* turn = cos_sin + row * rope_dims;
-            for (uint32_t h = 0; h < n_heads; ++h) {
-                float* v = x + (row * n_heads + h + 1) * dim - rope_dims;
-                for (uint32_t i = 0; i < rope_dims; i += 2) {
-                    const float c = turn[i];
-                    const float s = turn[i + 1] * direction;
-                    const float a = v[i];
-                    const float b = v[i + 1];
-                    v[i] = a * c - b * s;
-                    v[i + 1] = a * s + b * c;
+            const float* rest = update.rest + row * dim;
+            const float* part = update.parts + row * update.n_slots * dim;
+            if (update.parts == nullptr) {
+                std::copy_n(rest, dim, o.data());
+            } else {
+                std::copy_n(part, dim, o.data());
+                for (uint32_t s = 1; s < update.n_slots; ++s) {
+                    for (uint32_t d = 0; d < dim; ++d) o[d] += part[uint64_t{s} * dim + d];
+                }
+                for (uint32_t d = 0; d < dim; ++d) o[d] += rest[d];
+            }
+            const float* post = update.post_comb + row * (streams + streams * streams);
+            const float* comb = post + streams;
+            float* x = state + row * streams * dim;
+            for (uint32_t d = 0; d < dim; ++d) {
+                std::array<float, kMaxStreams> old;
+                for (uint32_t j = 0; j < streams; ++j) old[j] = x[uint64_t{j} * dim + d];
+                for (uint32_t k = 0; k < streams; ++k) {
+                    float sum = post[k] * o[d];
+                    for (uint32_t j = 0; j < streams; ++j) sum += comb[j * streams + k] * old[j];
+                    x[uint64_t{k} * dim + d] = sum;
                 }
             }
         }
     });
 }
 
-void CpuOperators::hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
-                          float* post_comb) {
+const float* CpuOperators::mixes_of(const HyperConnectionArgs& args, uint32_t n_rows) {
+    mixes_.resize(uint64_t{n_rows} * args.fn.rows);
+    matmul(args.fn, args.state, n_rows, mixes_.data());
+    return mixes_.data();
+}
+
+void CpuOperators::hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows,
+                          float* y, float* post_comb) {
     const uint32_t n = args.streams;
     const uint32_t n_outputs = (2 + n) * n;
     const uint64_t flat = uint64_t{n} * args.dim;
+    if (update != nullptr) hc_post(*update, n_rows, n, args.dim, args.state);
+    const float* const all_mixes = mixes_of(args, n_rows);
     for_ranges(n_rows, 4 * flat, [&](uint64_t begin, uint64_t end) {
         for (uint64_t row = begin; row < end; ++row) {
             const float* state = args.state + row * flat;
             const float factor = rms_factor(kernels_, state, flat, args.norm_epsilon);
-            const float* mixes = args.mixes + row * n_outputs;
+            const float* mixes = all_mixes + row * n_outputs;
             float* post = post_comb + row * (n + n * n);
             float* comb = post + n;
             std::array<float, kMaxStreams> pre;
@@ -151,27 +192,9 @@ void CpuOperators::hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, floa
                 comb[i] = mixes[2 * n + i] * factor * args.scale[2] + args.base[2 * n + i];
             }
             sinkhorn(comb, n, args.epsilon, args.iterations);
-            mix_streams(state, pre.data(), n, args.dim, y + row * args.dim);
-        }
-    });
-}
-
-void CpuOperators::hc_post(const float* o, const float* post_comb, uint32_t n_rows,
-                           uint32_t streams, uint32_t dim, float* state) {
-    for_ranges(n_rows, uint64_t{streams} * streams * dim, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t row = begin; row < end; ++row) {
-            const float* post = post_comb + row * (streams + streams * streams);
-            const float* comb = post + streams;
-            float* x = state + row * streams * dim;
-            for (uint32_t d = 0; d < dim; ++d) {
-                std::array<float, kMaxStreams> old;
-                for (uint32_t j = 0; j < streams; ++j) old[j] = x[uint64_t{j} * dim + d];
-                for (uint32_t k = 0; k < streams; ++k) {
-                    float sum = post[k] * o[row * dim + d];
-                    for (uint32_t j = 0; j < streams; ++j) sum += comb[j * streams + k] * old[j];
-                    x[uint64_t{k} * dim + d] = sum;
-                }
-            }
+            float* to = y + row * args.dim;
+            mix_streams(state, pre.data(), n, args.dim, to);
+            norm_row(kernels_, to, args.norm, args.norm_epsilon, args.dim, to);
         }
     });
 }
@@ -179,16 +202,19 @@ void CpuOperators::hc_post(const float* o, const float* post_comb, uint32_t n_ro
 void CpuOperators::hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) {
     const uint32_t n = args.streams;
     const uint64_t flat = uint64_t{n} * args.dim;
+    const float* const mixes = mixes_of(args, n_rows);
     for_ranges(n_rows, 4 * flat, [&](uint64_t begin, uint64_t end) {
         for (uint64_t row = begin; row < end; ++row) {
             const float* state = args.state + row * flat;
             const float factor = rms_factor(kernels_, state, flat, args.norm_epsilon);
             std::array<float, kMaxStreams> weights;
             for (uint32_t i = 0; i < n; ++i) {
-                const float m = args.mixes[row * n + i] * factor;
+                const float m = mixes[row * n + i] * factor;
                 weights[i] = sigmoid(m * args.scale[0] + args.base[i]) + args.epsilon;
             }
-            mix_streams(state, weights.data(), n, args.dim, y + row * args.dim);
+            float* to = y + row * args.dim;
+            mix_streams(state, weights.data(), n, args.dim, to);
+            norm_row(kernels_, to, args.norm, args.norm_epsilon, args.dim, to);
         }
     });
 }

@@ -19,8 +19,9 @@ constexpr float kMinScoreSum = 1e-20f;
 
 }  // namespace
 
-void CpuOperators::route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-                         float* host_weights) {
+void CpuOperators::route(const RouteArgs& args, uint32_t n_rows) {
+    routed_ids_.resize(uint64_t{n_rows} * args.top_k);
+    routed_weights_ = args.weights;
     for_ranges(n_rows, uint64_t{args.n_experts} * 32, [&](uint64_t begin, uint64_t end) {
         std::vector<float> scores(args.n_experts);
         std::vector<float> choice(args.n_experts);
@@ -28,8 +29,8 @@ void CpuOperators::route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_
         for (uint64_t row = begin; row < end; ++row) {
             std::transform(args.logits + row * args.n_experts,
                            args.logits + (row + 1) * args.n_experts, scores.begin(), sqrt_softplus);
-            uint32_t* ids = host_ids + row * args.top_k;
-            float* weights = host_weights + row * args.top_k;
+            uint32_t* ids = routed_ids_.data() + row * args.top_k;
+            float* weights = args.weights + row * args.top_k;
             if (args.host_fixed != nullptr) {
                 std::copy_n(args.host_fixed + row * args.top_k, args.top_k, ids);
             } else {
@@ -52,6 +53,12 @@ void CpuOperators::route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_
             for (uint32_t j = 0; j < args.top_k; ++j) weights[j] *= factor;
         }
     });
+}
+
+void CpuOperators::routed(std::span<uint32_t> host_ids, std::span<float> host_weights) {
+    XP_ASSERT(host_ids.size() == routed_ids_.size());
+    std::ranges::copy(routed_ids_, host_ids.begin());
+    std::copy_n(routed_weights_, host_weights.size(), host_weights.begin());
 }
 
 // Two loops with one hand-over between them, both over (expert, piece of rows): gate and up with
@@ -115,11 +122,13 @@ void CpuOperators::experts(const ExpertArgs& args) {
         matmul_rows(weight_of(args.up, work.object, args.up_offset), task.begin, task.end, x, in,
                         n, ups + base, mid);
         for (uint32_t i = 0; i < n; ++i) {
+            const float weight =
+                args.weights[uint64_t{work.rows[i]} * args.n_slots + work.choices[i]];
             for (uint64_t k = base + uint64_t{i} * mid + task.begin;
                  k < base + uint64_t{i} * mid + task.end; ++k) {
                 const float g = std::min(gates[k], args.limit);
                 const float u = std::clamp(ups[k], -args.limit, args.limit);
-                mids[k] = g / (1 + std::exp(-g)) * u * work.weights[i];
+                mids[k] = g / (1 + std::exp(-g)) * u * weight;
             }
         }
     });
@@ -135,20 +144,6 @@ void CpuOperators::experts(const ExpertArgs& args) {
             float* slot = args.out + (uint64_t{work.rows[i]} * args.n_slots + work.slots[i]) * out;
             std::copy(y + uint64_t{i} * out + task.begin, y + uint64_t{i} * out + task.end,
                       slot + task.begin);
-        }
-    });
-}
-
-void CpuOperators::sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
-                             float* y) {
-    for_ranges(n_rows, uint64_t{n_slots} * dim, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t row = begin; row < end; ++row) {
-            float* sum = y + row * dim;
-            std::copy_n(parts + row * n_slots * dim, dim, sum);
-            for (uint32_t s = 1; s < n_slots; ++s) {
-                const float* part = parts + (row * n_slots + s) * dim;
-                for (uint32_t d = 0; d < dim; ++d) sum[d] += part[d];
-            }
         }
     });
 }

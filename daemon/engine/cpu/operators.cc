@@ -1,5 +1,6 @@
 #include "daemon/engine/cpu/operators.h"
 
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -67,10 +68,13 @@ void CpuOperators::matmul_rows(const Weight& w, uint64_t begin, uint64_t end, co
                     y_stride, scratch.data());
 }
 
-void CpuOperators::matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) {
-    for_ranges(w.rows, uint64_t{w.cols} * n_rows, [&](uint64_t begin, uint64_t end) {
-        matmul_rows(w, begin, end, x, w.cols, n_rows, y, w.rows);
-    });
+void CpuOperators::matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) {
+    for (const Product& product : products) {
+        const Weight& w = product.w;
+        for_ranges(w.rows, uint64_t{w.cols} * n_rows, [&](uint64_t begin, uint64_t end) {
+            matmul_rows(w, begin, end, x, w.cols, n_rows, product.y, w.rows);
+        });
+    }
 }
 
 void CpuOperators::matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
@@ -83,6 +87,19 @@ void CpuOperators::matmul_grouped(const Weight& w, uint32_t groups, const float*
             const uint64_t stop = std::min<uint64_t>(end, (group + 1) * rows_per_group);
             matmul_rows(w, r, stop, x + group * w.cols, x_stride, n_rows, y, w.rows);
             r = stop;
+        }
+    });
+}
+
+void CpuOperators::matmul_gated(const Weight& gate, const Weight& up, const float* x,
+                                uint32_t n_rows, float limit, float* y) {
+    up_.resize(uint64_t{n_rows} * up.rows);
+    const Product products[] = {{gate, y}, {up, up_.data()}};
+    matmuls(products, x, n_rows);
+    for_ranges(up_.size(), 16, [&](uint64_t begin, uint64_t end) {
+        for (uint64_t i = begin; i < end; ++i) {
+            const float g = std::min(y[i], limit);
+            y[i] = g / (1 + std::exp(-g)) * std::clamp(up_[i], -limit, limit);
         }
     });
 }

@@ -30,36 +30,30 @@ public:
 
     void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
                float* state) override;
-    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override;
+    void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                         float* y) override;
+    void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
+                      float limit, float* y) override;
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override;
     void copy(const float* x, uint64_t n, float* y) override;
-    void scale(float* x, float factor, uint64_t n) override;
-    void add(const float* x, uint64_t n, float* y) override;
-    void swiglu(const float* gate, const float* up, float limit, uint64_t n, float* y) override;
 
-    void rope(float* x, const float* cos_sin, uint32_t n_rows, uint32_t n_heads, uint32_t dim,
-              uint32_t rope_dims, bool inverse) override;
-    void store_rows(const float* x, KvType kv, uint32_t n_rows, uint32_t dim,
-                    std::byte* rows) override;
+    void norm_rope(std::span<const NormRopeArgs> args, uint32_t n_rows) override;
     void attention(const AttentionArgs& args) override;
-    void update_rings(const AttentionArgs& args) override;
     void compress(const CompressorArgs& args) override;
     void index_rows(const IndexArgs& args) override;
 
-    void hc_pre(const HyperConnectionArgs& args, uint32_t n_rows, float* y,
+    void hc_post(const HcUpdate& update, uint32_t n_rows, uint32_t streams, uint32_t dim,
+                 float* state) override;
+    void hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows, float* y,
                 float* post_comb) override;
-    void hc_post(const float* o, const float* post_comb, uint32_t n_rows, uint32_t streams,
-                 uint32_t dim, float* state) override;
     void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
 
-    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-               float* host_weights) override;
+    void route(const RouteArgs& args, uint32_t n_rows) override;
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override;
+    bool runs_behind() const override { return false; }
     void experts(const ExpertArgs& args) override;
-    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
-                   float* y) override;
 
 private:
     // Calls body(begin, end) for consecutive pieces of [0, n). `cost` is about one multiply-add per
@@ -75,6 +69,8 @@ private:
         pool_.run(n_tasks, [&](uint64_t t) { body(n * t / n_tasks, n * (t + 1) / n_tasks); });
     }
 
+    // Mixes of every row, [n_rows][fn.rows], before the RMS factor.
+    const float* mixes_of(const HyperConnectionArgs& args, uint32_t n_rows);
     // The kernel with a scratch area of the calling thread.
     void matmul_rows(const Weight& w, uint64_t begin, uint64_t end, const float* x,
                      uint64_t x_stride, uint32_t n, float* y, uint64_t y_stride) const;
@@ -82,6 +78,9 @@ private:
     const CpuKernels& kernels_;
     ThreadPool pool_;
     std::vector<float> expert_scratch_;
+    std::vector<float> mixes_, up_;      // hyper-connections, gated products
+    std::vector<uint32_t> routed_ids_;
+    const float* routed_weights_ = nullptr;
     std::shared_ptr<MemoryMeter> meter_ = std::make_shared<MemoryMeter>();
 };
 
@@ -92,6 +91,9 @@ inline const float* stored_row(const CpuKernels& kernels, const std::byte* rows,
     kernels.half_to_float_row(reinterpret_cast<const uint16_t*>(rows) + index * dim, scratch, dim);
     return scratch;
 }
+
+// Turns adjacent pairs, or turns them back.
+void turn(float* v, const float* cos_sin, uint32_t rope_dims, bool back);
 
 void write_stored_row(const CpuKernels& kernels, const float* row, KvType kv, uint64_t index,
                       uint32_t dim, std::byte* rows);

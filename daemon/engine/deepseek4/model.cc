@@ -263,8 +263,6 @@ Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::take_workspace(uint3
     auto workspace = std::make_unique<DeepSeek4Workspace>();
     workspace->capacity = n_rows;
     const DeepSeek4Config& c = config_;
-    const uint64_t outputs = uint64_t{2 + c.streams} * c.streams;
-    const uint64_t width = 2 * uint64_t{std::max(c.head_dim, c.index_dim)};
     uint32_t n_experts = 0;
     for (const DeepSeek4Layer& layer : layers_) {
         n_experts = std::max(n_experts, layer.experts->n_experts);
@@ -278,20 +276,25 @@ Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::take_workspace(uint3
     };
     DeepSeek4Workspace& w = *workspace;
     XP_CHECK(reserve(w.state, uint64_t{c.streams} * c.dim));
-    XP_CHECK(reserve(w.mixes, outputs));
     XP_CHECK(reserve(w.post_comb, c.streams + uint64_t{c.streams} * c.streams));
-    for (float** row : {&w.mixed, &w.x, &w.out, &w.shared}) XP_CHECK(reserve(*row, c.dim));
+    for (float** row : {&w.x, &w.out, &w.shared}) XP_CHECK(reserve(*row, c.dim));
     XP_CHECK(reserve(w.q_low, c.q_rank));
     for (float** q : {&w.q, &w.attended}) XP_CHECK(reserve(*q, uint64_t{c.n_heads} * c.head_dim));
     XP_CHECK(reserve(w.kv, c.head_dim));
     XP_CHECK(reserve(w.kv_rows, c.head_dim * kv_bytes(options_.kv)));
     XP_CHECK(reserve(w.out_low, uint64_t{c.out_groups} * c.out_rank));
-    for (float** b : {&w.compressor_keys, &w.compressor_gates}) XP_CHECK(reserve(*b, width));
+    for (float** b : {&w.compressor_keys, &w.compressor_gates}) {
+        XP_CHECK(reserve(*b, 2 * uint64_t{c.head_dim}));
+    }
+    for (float** b : {&w.index_compressor_keys, &w.index_compressor_gates}) {
+        XP_CHECK(reserve(*b, 2 * uint64_t{c.index_dim}));
+    }
     XP_CHECK(reserve(w.index_q, uint64_t{c.index_heads} * c.index_dim));
     XP_CHECK(reserve(w.index_weights, c.index_heads));
     XP_CHECK(reserve(w.picks, c.index_top_k));
     XP_CHECK(reserve(w.router, n_experts));
-    for (float** b : {&w.shared_gate, &w.shared_up}) XP_CHECK(reserve(*b, c.ffn_dim));
+    XP_CHECK(reserve(w.shared_mid, c.ffn_dim));
+    XP_CHECK(reserve(w.expert_weights, c.top_k));
     XP_CHECK(reserve(w.expert_out, uint64_t{c.top_k} * c.dim));
     for (float** t : {&w.turns_plain, &w.turns_compress}) XP_CHECK(reserve(*t, c.rope_dims));
     return workspace;

@@ -93,14 +93,16 @@ private:
 struct DeepSeek4Workspace {
     uint32_t capacity = 0;
     std::vector<DeviceBuffer> buffers;
-    float *state, *mixes, *post_comb;      // [streams][dim], [outputs], [streams + streams²]
-    float *mixed, *x, *out, *shared;       // [dim]
+    float *state, *post_comb;              // [streams][dim], [streams + streams²]
+    float *x, *out, *shared;               // [dim]
     float *q_low, *q, *kv, *attended, *out_low;
     std::byte* kv_rows;                    // [head_dim] as stored
     float *compressor_keys, *compressor_gates;
+    float *index_compressor_keys, *index_compressor_gates;
     float *index_q, *index_weights;
     uint32_t* picks;                       // [index_top_k]
-    float *router, *shared_gate, *shared_up;
+    float *router, *shared_mid;
+    float* expert_weights;                 // [top_k]
     float* expert_out;                     // [top_k][dim]
     float *turns_plain, *turns_compress;   // cos and sin, [rope_dims]
     DeviceBuffer logits;                   // of the rows that asked, grown when needed

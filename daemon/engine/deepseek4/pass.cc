@@ -3,8 +3,8 @@
 //   x = norm(HCpre(X));  X = HCpost(Attention(x), X)
 //   x = norm(HCpre(X));  X = HCpost(MoE(x), X)
 //
-// then logits = output · norm(HChead(X)). There is no other residual addition. Shapes in comments
-// are per row: [d] hidden, [h] heads, [k] head size.
+// then logits = output · norm(HChead(X)). There is no other residual addition. An HCpost is done
+// together with the HCpre that follows it.
 #include "daemon/engine/deepseek4/pass.h"
 
 #include <algorithm>
@@ -43,10 +43,11 @@ Result<bool> DeepSeek4Pass::step() {
     if (!acquisition_) {
         if (layer_ == 0) embed();
         attention_part();
-        hyper_connection(layer().hc_ffn, layer().ffn_norm);
-        route();  // starts the reads
-        prefetch_next_layer();
+        route();
+        // Reads begin as soon as the experts are known; a device gets work before it is asked.
+        if (!ops_.runs_behind()) acquire_experts();
         shared_expert();
+        if (ops_.runs_behind()) acquire_experts();
     }
     XP_TRY(const std::span<const ReadyExpert> group, acquisition_->next());
     XP_CHECK(compute_group(group));
@@ -92,15 +93,14 @@ void DeepSeek4Pass::fill_turns(std::span<const double> frequencies, float* turns
     ops_.upload(reinterpret_cast<std::byte*>(turns), std::as_bytes(std::span(host)));
 }
 
-// x = norm(HCpre(X)); post_comb is kept for the HCpost that follows.
-void DeepSeek4Pass::hyper_connection(const HyperConnection& hc, const float* norm) {
+// x = norm(HCpre(X)), after HCpost(*update); post_comb is kept for the HCpost that follows.
+void DeepSeek4Pass::hyper_connection(const HyperConnection& hc, const float* norm,
+                                     const HcUpdate* update) {
     const DeepSeek4Config& c = model_.config_;
-    ops_.matmul(hc.fn, work_->state, n_rows(), work_->mixes);
-    ops_.hc_pre({.state = work_->state, .mixes = work_->mixes, .base = hc.base, .scale = hc.scale,
-                 .streams = c.streams, .dim = c.dim, .norm_epsilon = c.norm_epsilon,
+    ops_.hc_pre({.state = work_->state, .fn = hc.fn, .base = hc.base, .scale = hc.scale,
+                 .norm = norm, .streams = c.streams, .dim = c.dim, .norm_epsilon = c.norm_epsilon,
                  .epsilon = c.hc_epsilon, .iterations = c.sinkhorn_iterations},
-                n_rows(), work_->mixed, work_->post_comb);
-    ops_.rms_norm(work_->mixed, norm, c.norm_epsilon, n_rows(), c.dim, work_->x);
+                update, n_rows(), work_->x, work_->post_comb);
 }
 
 void DeepSeek4Pass::attention_part() {
@@ -108,20 +108,41 @@ void DeepSeek4Pass::attention_part() {
     const DeepSeek4Layer& l = layer();
     const uint32_t n = n_rows();
     const float* turns = compressed_layer() ? work_->turns_compress : work_->turns_plain;
-    hyper_connection(l.hc_attention, l.attention_norm);
+    const HcUpdate before = feed_forward_update();
+    hyper_connection(l.hc_attention, l.attention_norm, update_left_ ? &before : nullptr);
+    update_left_ = false;
 
-    // Queries through a low rank, then per head an RMS norm without weight.
-    ops_.matmul(l.q_a, work_->x, n, work_->q_low);
+    // All that is made of x: queries' low rank, the row that serves as key and value of all heads,
+    // what the compressors take in.
+    std::vector<Product> products = {{l.q_a, work_->q_low}, {l.kv, work_->kv}};
+    if (compressed_layer()) {
+        products.push_back({l.compressor.keys, work_->compressor_keys});
+        products.push_back({l.compressor.gates, work_->compressor_gates});
+    }
+    if (c.indexed(layer_)) {
+        products.push_back({l.index_compressor.keys, work_->index_compressor_keys});
+        products.push_back({l.index_compressor.gates, work_->index_compressor_gates});
+        products.push_back({l.index_weights, work_->index_weights});
+    }
+    ops_.matmuls(products, work_->x, n);
+
     ops_.rms_norm(work_->q_low, l.q_a_norm, c.norm_epsilon, n, c.q_rank, work_->q_low);
-    ops_.matmul(l.q_b, work_->q_low, n, work_->q);
-    ops_.rms_norm(work_->q, nullptr, c.norm_epsilon, n * c.n_heads, c.head_dim, work_->q);
-    ops_.rope(work_->q, turns, n, c.n_heads, c.head_dim, c.rope_dims, false);
+    products = {{l.q_b, work_->q}};
+    if (c.indexed(layer_)) products.push_back({l.index_q, work_->index_q});
+    ops_.matmuls(products, work_->q_low, n);
 
-    // One row serves as key and value of all heads.
-    ops_.matmul(l.kv, work_->x, n, work_->kv);
-    ops_.rms_norm(work_->kv, l.kv_norm, c.norm_epsilon, n, c.head_dim, work_->kv);
-    ops_.rope(work_->kv, turns, n, 1, c.head_dim, c.rope_dims, false);
-    ops_.store_rows(work_->kv, model_.options_.kv, n, c.head_dim, work_->kv_rows);
+    // Queries have a norm per head without weight, the indexer's have none.
+    std::vector<NormRopeArgs> heads = {
+        {.x = work_->q, .normed = true, .epsilon = c.norm_epsilon, .n_heads = c.n_heads,
+         .dim = c.head_dim, .cos_sin = turns, .rope_dims = c.rope_dims},
+        {.x = work_->kv, .normed = true, .norm = l.kv_norm, .epsilon = c.norm_epsilon,
+         .n_heads = 1, .dim = c.head_dim, .cos_sin = turns, .rope_dims = c.rope_dims,
+         .stored = work_->kv_rows, .kv = model_.options_.kv}};
+    if (c.indexed(layer_)) {
+        heads.push_back({.x = work_->index_q, .n_heads = c.index_heads, .dim = c.index_dim,
+                         .cos_sin = turns, .rope_dims = c.rope_dims});
+    }
+    ops_.norm_rope(heads, n);
 
     // Compressed rows that end with a row of this batch are visible to that very row.
     if (compressed_layer()) compress(l.compressor, false);
@@ -133,26 +154,23 @@ void DeepSeek4Pass::attention_part() {
         segments.push_back({span.first_row, span.n_rows, span.sequence->position_,
                             state.ring.data(), state.compressed.data()});
     }
-    const AttentionArgs args = {
+    ops_.attention({
         .q = work_->q, .rows = work_->kv_rows, .kv = model_.options_.kv, .n_heads = c.n_heads,
         .dim = c.head_dim, .window = c.window, .ratio = c.ratio[layer_],
         .picks = c.indexed(layer_) ? work_->picks : nullptr, .max_picks = c.index_top_k,
         .sinks = l.sinks, .scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
-        .segments = segments, .out = work_->attended};
-    ops_.attention(args);
-    ops_.update_rings(args);
+        .cos_sin = turns, .rope_dims = c.rope_dims, .segments = segments,
+        .out = work_->attended});
 
-    // The values were rotated as keys: turn them back, then the low-rank output per head group.
-    ops_.rope(work_->attended, turns, n, c.n_heads, c.head_dim, c.rope_dims, true);
+    // The low-rank output per group of heads.
     ops_.matmul_grouped(l.out_a, c.out_groups, work_->attended, n, work_->out_low);
     ops_.matmul(l.out_b, work_->out_low, n, work_->out);
-    ops_.hc_post(work_->out, work_->post_comb, n, c.streams, c.dim, work_->state);
+    const HcUpdate update = {.post_comb = work_->post_comb, .rest = work_->out};
+    hyper_connection(l.hc_ffn, l.ffn_norm, &update);
 }
 
 void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
     const DeepSeek4Config& c = model_.config_;
-    ops_.matmul(compressor.keys, work_->x, n_rows(), work_->compressor_keys);
-    ops_.matmul(compressor.gates, work_->x, n_rows(), work_->compressor_gates);
     std::vector<CompressorSegment> segments;
     for (const Span& span : spans_) {
         DeepSeek4Sequence::LayerState& s = span.sequence->layers_[layer_];
@@ -161,7 +179,8 @@ void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
                             (index ? s.index_gates : s.gates).as<float>(),
                             (index ? s.index_rows : s.compressed).data()});
     }
-    ops_.compress({.keys = work_->compressor_keys, .gates = work_->compressor_gates,
+    ops_.compress({.keys = index ? work_->index_compressor_keys : work_->compressor_keys,
+                   .gates = index ? work_->index_compressor_gates : work_->compressor_gates,
                    .bias = compressor.bias, .norm = compressor.norm, .epsilon = c.norm_epsilon,
                    .ratio = c.ratio[layer_], .factor = c.compressor_factor(layer_),
                    .dim = index ? c.index_dim : c.head_dim, .rope_dims = c.rope_dims,
@@ -173,20 +192,16 @@ void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
 void DeepSeek4Pass::pick_rows() {
     const DeepSeek4Config& c = model_.config_;
     compress(layer().index_compressor, true);
-    ops_.matmul(layer().index_q, work_->q_low, n_rows(), work_->index_q);
-    ops_.rope(work_->index_q, work_->turns_compress, n_rows(), c.index_heads, c.index_dim,
-              c.rope_dims, false);
-    ops_.matmul(layer().index_weights, work_->x, n_rows(), work_->index_weights);
-    ops_.scale(work_->index_weights,
-               1 / std::sqrt(static_cast<float>(c.index_dim) * static_cast<float>(c.index_heads)),
-               uint64_t{n_rows()} * c.index_heads);
     std::vector<IndexSegment> segments;
     for (const Span& span : spans_) {
         segments.push_back({span.first_row, span.n_rows, span.sequence->position_,
                             span.sequence->layers_[layer_].index_rows.data()});
     }
+    const float heads_dims =
+        static_cast<float>(c.index_dim) * static_cast<float>(c.index_heads);
     ops_.index_rows({.q = work_->index_q, .weights = work_->index_weights,
-                     .n_heads = c.index_heads, .dim = c.index_dim, .ratio = c.ratio[layer_],
+                     .scale = 1 / std::sqrt(heads_dims), .n_heads = c.index_heads,
+                     .dim = c.index_dim, .ratio = c.ratio[layer_],
                      .kv = model_.options_.kv, .max_picks = c.index_top_k, .segments = segments,
                      .picks = work_->picks});
     if (observer_.indexed) observe_picks();
@@ -211,20 +226,31 @@ std::vector<uint32_t> DeepSeek4Pass::fixed_experts(uint32_t layer) const {
     return ids;
 }
 
-// Chooses the experts of every row and asks for them, which starts the reads of those missing.
+// Chooses the experts of every row.
 void DeepSeek4Pass::route() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
     ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    const std::vector<uint32_t> fixed = fixed_experts(layer_);
-    std::vector<uint32_t> ids(rows_.size() * c.top_k);
-    std::vector<float> weights(ids.size());
+    fixed_ids_ = fixed_experts(layer_);
     ops_.route({.logits = work_->router, .bias = l.router_bias,
-                .host_fixed = fixed.empty() ? nullptr : fixed.data(),
-                .normalise = c.expert_normalise,
-                .scale = c.expert_scale, .n_experts = l.experts->n_experts, .top_k = c.top_k},
-               n_rows(), ids.data(), weights.data());
-    if (observer_.routed) observe_routing(ids, weights);
+                .host_fixed = fixed_ids_.empty() ? nullptr : fixed_ids_.data(),
+                .normalise = c.expert_normalise, .scale = c.expert_scale,
+                .n_experts = l.experts->n_experts, .top_k = c.top_k,
+                .weights = work_->expert_weights},
+               n_rows());
+}
+
+// Asks for the experts that were chosen, which starts the reads of those missing.
+void DeepSeek4Pass::acquire_experts() {
+    const DeepSeek4Config& c = model_.config_;
+    std::vector<uint32_t> ids = fixed_ids_;
+    // Only what the tokens themselves say is known without waiting.
+    if (layer().hash_experts.empty() || observer_.routed) {
+        ids.resize(rows_.size() * c.top_k);
+        std::vector<float> weights(observer_.routed ? ids.size() : 0);
+        ops_.routed(ids, weights);
+        if (observer_.routed) observe_routing(ids, weights);
+    }
 
     // A row's outputs are added in ascending expert id, whenever they arrive: its slots are in that
     // order. Sorting by expert then gives each expert its rows.
@@ -232,7 +258,7 @@ void DeepSeek4Pass::route() {
     std::vector<Choice> row_choices(c.top_k);
     for (uint32_t row = 0; row < n_rows(); ++row) {
         for (uint32_t j = 0; j < c.top_k; ++j) {
-            row_choices[j] = {ids[row * c.top_k + j], row, 0, weights[row * c.top_k + j]};
+            row_choices[j] = {ids[row * c.top_k + j], row, 0, j};
         }
         std::stable_sort(row_choices.begin(), row_choices.end(),
                          [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
@@ -246,7 +272,8 @@ void DeepSeek4Pass::route() {
         if (distinct.empty() || distinct.back() != choice.expert) distinct.push_back(choice.expert);
     }
     experts_left_ = static_cast<uint32_t>(distinct.size());
-    acquisition_.emplace(model_.cache_->acquire(l.experts->layer, distinct));
+    acquisition_.emplace(model_.cache_->acquire(layer().experts->layer, distinct));
+    prefetch_next_layer();
 }
 
 // The next layer's experts are known already if it routes by token id.
@@ -263,11 +290,9 @@ void DeepSeek4Pass::prefetch_next_layer() {
 void DeepSeek4Pass::shared_expert() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
-    ops_.matmul(l.shared_gate, work_->x, n_rows(), work_->shared_gate);
-    ops_.matmul(l.shared_up, work_->x, n_rows(), work_->shared_up);
-    ops_.swiglu(work_->shared_gate, work_->shared_up, c.clamp_shared[layer_],
-                uint64_t{n_rows()} * c.ffn_dim, work_->shared_gate);
-    ops_.matmul(l.shared_down, work_->shared_gate, n_rows(), work_->shared);
+    ops_.matmul_gated(l.shared_gate, l.shared_up, work_->x, n_rows(), c.clamp_shared[layer_],
+                      work_->shared_mid);
+    ops_.matmul(l.shared_down, work_->shared_mid, n_rows(), work_->shared);
 }
 
 Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
@@ -279,8 +304,7 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
     }
     experts_left_ -= static_cast<uint32_t>(group.size());
 
-    std::vector<uint32_t> rows, slots;
-    std::vector<float> weights;
+    std::vector<uint32_t> rows, slots, choices;
     std::vector<std::pair<size_t, size_t>> ranges;
     for (const ReadyExpert& ready : group) {
         const auto [first, last] = std::equal_range(
@@ -290,7 +314,7 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
         for (auto choice = first; choice != last; ++choice) {
             rows.push_back(choice->row);
             slots.push_back(choice->slot);
-            weights.push_back(choice->weight);
+            choices.push_back(choice->choice);
         }
     }
     std::vector<ExpertWork> experts;
@@ -298,7 +322,7 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
         const auto [first, n] = ranges[e];
         experts.push_back({group[e].data, std::span(rows).subspan(first, n),
                            std::span(slots).subspan(first, n),
-                           std::span(weights).subspan(first, n)});
+                           std::span(choices).subspan(first, n)});
     }
     const auto shape = [&](ExpertRole role) {
         const RoleLayout& r = pack.roles[static_cast<size_t>(role)];
@@ -311,16 +335,25 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
     ops_.experts({.gate = shape(ExpertRole::kGate), .up = shape(ExpertRole::kUp),
                   .down = shape(ExpertRole::kDown), .gate_offset = offset(ExpertRole::kGate),
                   .up_offset = offset(ExpertRole::kUp), .down_offset = offset(ExpertRole::kDown),
-                  .x = work_->x, .limit = c.clamp_experts[layer_], .n_slots = c.top_k,
-                  .experts = experts, .out = work_->expert_out});
+                  .x = work_->x, .weights = work_->expert_weights,
+                  .limit = c.clamp_experts[layer_], .n_slots = c.top_k, .experts = experts,
+                  .out = work_->expert_out});
     return {};
 }
 
+HcUpdate DeepSeek4Pass::feed_forward_update() const {
+    return {.post_comb = work_->post_comb, .rest = work_->shared, .parts = work_->expert_out,
+            .n_slots = model_.config_.top_k};
+}
+
+// What the layer gave is put into the state by the next layer's first operator, unless the state
+// itself is asked for.
 void DeepSeek4Pass::finish_layer() {
     const DeepSeek4Config& c = model_.config_;
-    ops_.sum_slots(work_->expert_out, n_rows(), c.top_k, c.dim, work_->out);
-    ops_.add(work_->shared, uint64_t{n_rows()} * c.dim, work_->out);
-    ops_.hc_post(work_->out, work_->post_comb, n_rows(), c.streams, c.dim, work_->state);
+    update_left_ = layer_ + 1 < c.n_layers && !observer_.layer_done;
+    if (!update_left_) {
+        ops_.hc_post(feed_forward_update(), n_rows(), c.streams, c.dim, work_->state);
+    }
     if (observer_.layer_done) {
         std::vector<float> state(uint64_t{n_rows()} * c.streams * c.dim);
         ops_.download(std::as_writable_bytes(std::span(state)),
@@ -341,12 +374,11 @@ Result<void> DeepSeek4Pass::head() {
         logits_index_[row] = n++;
     }
     if (n > 0) {
-        ops_.matmul(model_.head_fn_, work_->state, n, work_->mixes);
-        ops_.hc_head({.state = work_->state, .mixes = work_->mixes, .base = model_.head_base_,
-                      .scale = model_.head_scale_, .streams = c.streams, .dim = c.dim,
-                      .norm_epsilon = c.norm_epsilon, .epsilon = c.hc_epsilon},
-                     n, work_->mixed);
-        ops_.rms_norm(work_->mixed, model_.output_norm_, c.norm_epsilon, n, c.dim, work_->x);
+        ops_.hc_head({.state = work_->state, .fn = model_.head_fn_, .base = model_.head_base_,
+                      .scale = model_.head_scale_, .norm = model_.output_norm_,
+                      .streams = c.streams, .dim = c.dim, .norm_epsilon = c.norm_epsilon,
+                      .epsilon = c.hc_epsilon},
+                     n, work_->x);
         const uint64_t bytes = uint64_t{n} * c.n_vocab * sizeof(float);
         if (work_->logits.bytes() < bytes) {
             XP_TRY(work_->logits, ops_.allocate(bytes, "logits"));

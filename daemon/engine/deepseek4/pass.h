@@ -28,8 +28,9 @@ public:
 private:
     // A batch row's use of an expert: where its output goes and with which weight.
     struct Choice {
-        uint32_t expert, row, slot;
-        float weight;
+        uint32_t expert, row;
+        uint32_t slot;   // of the row's outputs
+        uint32_t choice; // of the row's in the router's order
     };
 
     void embed();
@@ -37,11 +38,13 @@ private:
     void compress(const Compressor& compressor, bool index);
     void pick_rows();
     void route();
+    void acquire_experts();
     void shared_expert();
     Result<void> compute_group(std::span<const ReadyExpert> group);
     void finish_layer();
     Result<void> head();
-    void hyper_connection(const HyperConnection& hc, const float* norm);
+    void hyper_connection(const HyperConnection& hc, const float* norm, const HcUpdate* update);
+    HcUpdate feed_forward_update() const;
     void fill_turns(std::span<const double> frequencies, float* turns);
     void prefetch_next_layer();
     // [n_rows][top_k] where the router does not choose; empty where it does.
@@ -63,6 +66,8 @@ private:
     uint32_t layer_ = 0;
     bool complete_ = false;
     bool failed_ = false;
+    bool update_left_ = false;  // what the layer before gave is not in the state yet
+    std::vector<uint32_t> fixed_ids_;                       // of the layer, if not chosen by scores
     std::vector<Choice> choices_;                           // of this layer, by expert, then row
     std::optional<ExpertCache::Acquisition> acquisition_;   // while the experts of a layer run
     uint32_t experts_left_ = 0;                             // not handed out yet
