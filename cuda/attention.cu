@@ -117,28 +117,6 @@ __device__ void load_unit(const DeviceAttention& args, const DeviceSegment& segm
     }
 }
 
-// Adds 32 values over the lanes as a butterfly in which every lane gives half of its values away:
-// lane i ends with the sum of value i.
-__device__ float add_32(float* v, uint32_t lane) {
-#pragma unroll
-    for (uint32_t left = 16; left > 0; left /= 2) {
-        const bool upper = lane & left;
-#pragma unroll
-        for (uint32_t i = 0; i < 16; ++i) {  // a fixed bound keeps v in registers
-            if (i >= left) break;
-            const float mine = upper ? v[i + left] : v[i];
-            const float other = upper ? v[i] : v[i + left];
-            v[i] = mine + __shfl_xor_sync(kAllLanes, other, left);
-        }
-    }
-    return v[0];
-}
-
-__device__ float4 add_scaled(float w, float4 x, float4 sum) {
-    return make_float4(fmaf(w, x.x, sum.x), fmaf(w, x.y, sum.y), fmaf(w, x.z, sum.z),
-                       fmaf(w, x.w, sum.w));
-}
-
 // What units that were merged so far give, and the factors for merging one more. A maximum is never
 // below the sink or −FLT_MAX, so that scores of −∞ weigh nothing.
 struct Merged {

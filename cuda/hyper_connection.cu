@@ -110,11 +110,6 @@ __device__ void post_and_comb(const DeviceHyperConnection& args, const float* mi
 __device__ float4 add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-__device__ float4 add_scaled(float w, float4 x, float4 sum) {
-    return make_float4(fmaf(w, x.x, sum.x), fmaf(w, x.y, sum.y), fmaf(w, x.z, sum.z),
-                       fmaf(w, x.w, sum.w));
-}
-
 // o of a row: the parts in ascending order, then the rest.
 __device__ float4 output_of(const DeviceHcUpdate& update, uint64_t row, uint32_t quad, uint32_t dim,
                             bool aligned) {
@@ -205,23 +200,6 @@ __host__ __device__ inline uint32_t slices_of(uint32_t dim) {
     return (quads_of(dim) + kSliceQuads - 1) / kSliceQuads;
 }
 
-// Adds 32 values over the lanes: lane i gets the sum of value i.
-__device__ float add_over_lanes(float (&v)[kWarpSize]) {
-    const uint32_t lane = threadIdx.x % kWarpSize;
-#pragma unroll
-    for (uint32_t left = kWarpSize / 2; left > 0; left /= 2) {
-        const bool upper = lane & left;
-#pragma unroll
-        for (uint32_t i = 0; i < kWarpSize / 2; ++i) {  // a fixed bound keeps v in registers
-            if (i >= left) break;
-            const float mine = upper ? v[i + left] : v[i];
-            const float other = upper ? v[i] : v[i + left];
-            v[i] = mine + __shfl_xor_sync(kAllLanes, other, left);
-        }
-    }
-    return v[0];
-}
-
 // Blocks of (slice, group of rows). Lane (k, q) has stream k's quad q of the slice; with 8 streams
 // also that of stream k + 4. parts: [row][outputs + 1][slices], the squares last. With kAhead (of
 // aligned rows of up to 4 streams) a lane has its weights in registers before the wait.
@@ -307,7 +285,7 @@ __global__ void __launch_bounds__(kProductWarps * kWarpSize)
                     v[i] = fmaf(w.w, mine[m].w, v[i]);
                 }
             }
-            const float sum = add_over_lanes(v);
+            const float sum = add_32(v, lane);
             const uint32_t output = first + lane;
             if (output <= args.outputs) parts[uint64_t{output} * slices_of(dim)] = sum;
         }
