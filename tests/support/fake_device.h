@@ -25,14 +25,13 @@ public:
     }
     OperatorCounts counts() const override { return {launches_, waits_, 0}; }
 
-    void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) override {
-        ++launches_;
-        CpuOperators::matmul(w, x, n_rows, y);
+    void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override {
+        launches_ += products.size();
+        CpuOperators::matmuls(products, x, n_rows);
     }
-    void route(const RouteArgs& args, uint32_t n_rows, uint32_t* host_ids,
-               float* host_weights) override {
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override {
         ++waits_;
-        CpuOperators::route(args, n_rows, host_ids, host_weights);
+        CpuOperators::routed(host_ids, host_weights);
     }
 
 private:
