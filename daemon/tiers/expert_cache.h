@@ -1,5 +1,7 @@
 // The expert cache of one model: slots of whole experts in the memory that its backend computes on
-// (slot_memory.h), filled from the pack, computed on straight from the slot.
+// (slot_memory.h), filled from the pack, computed on straight from the slot. On a device it can
+// have a second tier of slots in RAM (ram_tier.h): what leaves a slot may be kept there, and comes
+// back by a copy instead of a read.
 //
 // A MoE layer asks with acquire(layer, experts) and gets a *stream of ready groups*: next() hands
 // out experts as they become usable, hits first; the caller computes, releases the group, and asks
@@ -44,6 +46,7 @@ enum class VerifyMode : uint8_t {
 
 struct CacheOptions {
     uint64_t bytes = 0;          // for slots; 0: all experts
+    uint64_t ram_bytes = 0;      // for RAM slots behind a device's; 0: none
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
     uint32_t top_k = 0;          // experts per token and layer, for the hard floor and the warning
@@ -56,11 +59,17 @@ struct CacheStats {
     uint64_t floor_slots = 0;
     uint64_t working_set_slots = 0;  // top_k × MoE layers: what one token touches
     uint64_t n_objects = 0;
-    uint64_t hits = 0;
-    uint64_t misses = 0;
-    uint64_t evictions = 0;
+    uint64_t hits = 0;             // of slots
+    uint64_t misses = 0;           // of slots, also when the RAM tier had it
+    uint64_t evictions = 0;        // from slots
+    uint64_t ram_slots = 0;
+    uint64_t ram_slots_used = 0;
+    uint64_t ram_slot_bytes = 0;
+    uint64_t ram_hits = 0;         // copied back from the RAM tier instead of read from the drive
+    uint64_t ram_evictions = 0;    // from the RAM tier, for others; not those that went back
     uint64_t read_bytes = 0;
-    uint64_t copied_bytes = 0;     // from read buffers into slots that no drive can write to
+    uint64_t copied_bytes = 0;     // into slots that no drive can write to (host to device)
+    uint64_t saved_bytes = 0;      // into the RAM tier (device to host)
     uint64_t prefetches = 0;       // reads started ahead of an acquire
     uint64_t verified = 0;         // reads whose checksum was compared
     uint64_t verify_failures = 0;
@@ -79,10 +88,10 @@ struct ReadyExpert {
 
 class ExpertCache {
 public:
-    // Refuses with the numbers when `bytes` is below the hard floor: top_k slots (the layer being
-    // computed) plus kInFlightSlots, for each object size; see slot_plan.h. Never takes more than
-    // what `memory` says is usable now; warning() says when that cut it. `backend` and `pack` must
-    // outlive the cache, and the cache its acquisitions.
+    // Refuses with the numbers when `bytes`, or `ram_bytes` where there can be RAM slots, is below
+    // the hard floor: top_k slots (the layer being computed) plus kInFlightSlots, for each object
+    // size; see slot_plan.h. Never takes more than what `memory` says is usable now; warning() says
+    // when that cut it. `backend` and `pack` outlive the cache, and the cache its acquisitions.
     static Result<std::unique_ptr<ExpertCache>> create(const Pack& pack, ReadBackend& backend,
                                                        std::unique_ptr<SlotMemory> memory,
                                                        const CacheOptions& options);
@@ -121,8 +130,8 @@ public:
 
     // Any thread.
     CacheStats stats() const;
-    // Sentences when memory cut the slots, and when they hold less than one token's working set;
-    // empty otherwise.
+    // Sentences when memory cut the slots, when they hold less than one token's working set, and
+    // when RAM slots were asked for where there can be none; empty otherwise.
     std::string warning() const;
 
 private:

@@ -1,11 +1,13 @@
 // Where the slots of an expert cache live, and how bytes from a drive get into them. Host memory is
 // read into directly; a device's slots are filled through pinned buffers, by copies that overlap
-// with reads and computation.
+// with reads and computation. A device may also have RAM slots behind its slots (ram_tier.h).
 //
 // The life of a slot's content: take_buffer(), the drive writes into it, then fill() (or drop(),
 // when the read failed or its checksum was wrong). From fill() on the slot may be handed out:
 // begin_use() orders the backend's computations behind the copy, end_use() the next fill() of the
-// slot behind them. Nobody waits on the host for either.
+// slot behind them. save() copies a slot's content to a RAM slot, restore() a RAM slot's to a slot.
+// Of any two of these calls that name the same slot or RAM slot, the first takes effect before the
+// second. Nobody waits on the host for that.
 //
 // Threads: that of the cache.
 #pragma once
@@ -13,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "daemon/base/result.h"
@@ -34,6 +37,12 @@ public:
     // Once, before what follows; all slots of all classes.
     virtual Result<void> allocate(std::span<const SlotClass> classes) = 0;
 
+    // Bytes that RAM slots may take now; none where there can be no RAM slots, because slots are in
+    // RAM themselves.
+    virtual std::optional<uint64_t> usable_ram() const { return std::nullopt; }
+    // RAM slots, of all classes: at most once, and only where usable_ram() is not none.
+    virtual Result<void> allocate_ram(std::span<const SlotClass>) { return {}; }
+
     // Where computations find the slot's content.
     virtual std::byte* address(SlotNumber slot) const = 0;
     // Whether a buffer can be taken now; if not, every one is being read into, and one of those
@@ -43,13 +52,20 @@ public:
     virtual std::byte* take_buffer(SlotNumber slot) = 0;
     virtual void fill(SlotNumber slot) = 0;
     virtual void drop(SlotNumber slot) = 0;
+    // With RAM slots only. Whether a copy can be started that will not hold up a later fill() or
+    // restore() of its slot for long; if not, what would be saved is given up.
+    virtual bool can_save() const { return false; }
+    virtual void save(SlotNumber, SlotNumber /*ram_slot*/) {}
+    virtual void restore(SlotNumber, SlotNumber /*ram_slot*/) {}
     virtual void begin_use(std::span<const SlotNumber> slots) = 0;
     virtual void end_use(std::span<const SlotNumber> slots) = 0;
 
     // The first error of a copy, which then stays: nothing in the slots can be relied upon.
     virtual Result<void> status() const = 0;
-    // Bytes copied into slots from buffers; 0 where slots are read into directly.
+    // Bytes copied into slots, from buffers and RAM slots; 0 where slots are read into directly.
     virtual uint64_t copied_bytes() const = 0;
+    // Bytes copied from slots to RAM slots.
+    virtual uint64_t saved_bytes() const { return 0; }
 };
 
 // Slots in page-aligned host memory.

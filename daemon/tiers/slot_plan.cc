@@ -91,7 +91,7 @@ uint64_t SlotPlan::floor_bytes() const {
 }
 
 Result<SlotPlan> plan_slots(const Manifest& manifest, uint64_t bytes, uint32_t top_k,
-                            uint32_t in_flight_slots) {
+                            uint32_t in_flight_slots, std::string_view key) {
     XP_TRY(SlotPlan plan, find_classes(manifest, top_k, in_flight_slots));
     const uint64_t all_bytes =
         sum(plan, [](const SlotClass& c) { return c.n_objects * c.stride; });
@@ -103,12 +103,24 @@ Result<SlotPlan> plan_slots(const Manifest& manifest, uint64_t bytes, uint32_t t
         return make_error(ErrorCode::kNoMemory,
                           "an expert cache of {} bytes ({}) is below the hard floor of {} bytes "
                           "({}): {} slots, for the {} experts a token uses in a layer and {} being "
-                          "read; give [cache] experts at least that",
+                          "read; give [cache] {} at least that",
                           bytes, format_size(bytes), plan.floor_bytes(),
                           format_size(plan.floor_bytes()), plan.floor_slots(), top_k,
-                          in_flight_slots);
+                          in_flight_slots, key);
     }
     split(plan, bytes);
+    return plan;
+}
+
+Result<SlotPlan> plan_ram_slots(const Manifest& manifest, uint64_t bytes, uint32_t top_k,
+                                uint32_t in_flight_slots, const SlotPlan& first) {
+    XP_TRY(SlotPlan plan, plan_slots(manifest, bytes, top_k, in_flight_slots, "ram_tier"));
+    for (size_t i = 0; i < plan.classes.size(); ++i) {
+        SlotClass& slot_class = plan.classes[i];
+        const uint64_t others = slot_class.n_objects - first.classes[i].slots;
+        const uint64_t useful = others == 0 ? 0 : others + in_flight_slots;
+        slot_class.slots = std::min(slot_class.slots, useful);
+    }
     return plan;
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/result.h"
@@ -35,9 +36,14 @@ struct SlotPlan {
 };
 
 // `bytes` 0, or more than all experts need: a slot for every expert. Below the floor: kNoMemory
-// with the numbers.
+// with the numbers, and `key`, the one of [cache] that says the bytes.
 Result<SlotPlan> plan_slots(const Manifest& manifest, uint64_t bytes, uint32_t top_k,
-                            uint32_t in_flight_slots);
+                            uint32_t in_flight_slots, std::string_view key = "experts");
+
+// The same for RAM slots behind the slots of `first`: none more than there are objects that `first`
+// has no slots for, and those on their way between the two.
+Result<SlotPlan> plan_ram_slots(const Manifest& manifest, uint64_t bytes, uint32_t top_k,
+                                uint32_t in_flight_slots, const SlotPlan& first);
 
 // Empty, or a sentence about the first class that holds less than one token's working set.
 std::string working_set_warning(const SlotPlan& plan, uint32_t top_k);

@@ -69,12 +69,12 @@ void SlotTable::begin_round(uint32_t slot_class, std::span<const ExpertNumber> o
     collected_ = false;
 }
 
-std::optional<SlotNumber> SlotTable::take_slot(Protection at_most) {
+std::optional<SlotTable::TakenSlot> SlotTable::take_slot(Protection at_most) {
     std::vector<SlotNumber>& free = free_[round_class_];
     if (!free.empty()) {
         const SlotNumber number = free.back();
         free.pop_back();
-        return number;
+        return TakenSlot{number, std::nullopt};
     }
     if (!collected_) collect_candidates();
     for (size_t degree = 0; degree <= static_cast<size_t>(at_most); ++degree) {
@@ -88,7 +88,7 @@ std::optional<SlotNumber> SlotTable::take_slot(Protection at_most) {
         slots_[number].state = State::kFree;
         --published_;
         ++evictions_;
-        return number;
+        return TakenSlot{number, victim};
     }
     return std::nullopt;
 }

@@ -35,6 +35,11 @@ public:
         uint32_t slot_class = 0;
     };
 
+    struct TakenSlot {
+        SlotNumber number = kNoSlot;
+        std::optional<ExpertNumber> evicted;  // whose bytes are still in the slot
+    };
+
     // What is going on in the slots of one class.
     struct ClassUse {
         SlotNumber first = 0;
@@ -69,7 +74,7 @@ public:
     // may happen. `own` are experts of which none is evicted in this round, whatever is asked.
     void begin_round(uint32_t slot_class, std::span<const ExpertNumber> own);
     // A free slot, or one emptied by evicting an expert protected no more than `at_most`.
-    std::optional<SlotNumber> take_slot(Protection at_most);
+    std::optional<TakenSlot> take_slot(Protection at_most);
     void start_reading(SlotNumber number, ExpertNumber expert, bool prefetched);
 
     // The two ends of a read.

@@ -8,6 +8,7 @@
 
 #include "daemon/tiers/expert_cache.h"
 #include "tests/fault/faulty_backend.h"
+#include "tests/tiers/fake_device_memory.h"
 #include "tests/tiers/test_pack.h"
 
 namespace xp {
@@ -26,11 +27,13 @@ protected:
     using Group = std::span<const ReadyExpert>;
 
     static std::unique_ptr<ExpertCache> make(const TestPack& pack, ReadBackend& backend,
-                                             uint64_t slots, CacheOptions options = {}) {
+                                             uint64_t slots, CacheOptions options = {},
+                                             std::unique_ptr<SlotMemory> memory =
+                                                 make_host_slot_memory()) {
         options.bytes = slots * pack.stride();
         options.top_k = kTopK;
         Result<std::unique_ptr<ExpertCache>> cache =
-            ExpertCache::create(pack.pack(), backend, make_host_slot_memory(), options);
+            ExpertCache::create(pack.pack(), backend, std::move(memory), options);
         if (!cache) {
             ADD_FAILURE() << cache.error().message;
             return nullptr;

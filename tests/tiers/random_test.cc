@@ -87,11 +87,20 @@ protected:
         if (over) live_.erase(live_.begin() + static_cast<ptrdiff_t>(index));
     }
 
-    void run(uint64_t slots, const std::string& policy, bool faults) {
-        SCOPED_TRACE(fmt::format("seed {}, {} slots, {}", GetParam(), slots, policy));
+    // With `ram_slots`, on a device.
+    void run(uint64_t slots, const std::string& policy, bool faults, uint64_t ram_slots = 0) {
+        SCOPED_TRACE(fmt::format("seed {}, {} slots, {} in RAM, {}", GetParam(), slots, ram_slots,
+                                 policy));
         FaultyBackend backend(GetParam() + 1);
-        const auto cache =
-            make(pack_, backend, slots, {.policy = policy, .verify = VerifyMode::kRead});
+        std::unique_ptr<SlotMemory> memory = make_host_slot_memory();
+        if (ram_slots > 0) {
+            memory = std::make_unique<FakeDeviceMemory>(GetParam() + 2,
+                                                        FakeDeviceOptions{.refused_saves = 8});
+        }
+        const auto cache = make(pack_, backend, slots,
+                                {.ram_bytes = ram_slots * pack_.stride(), .policy = policy,
+                                 .verify = VerifyMode::kRead},
+                                std::move(memory));
         if (faults) {
             // One read in 20 goes wrong, either way; which, the seed and the count of reads say.
             backend.set_fault([n = GetParam()](const ReadRequest&) mutable {
@@ -115,7 +124,12 @@ protected:
         EXPECT_EQ(stats.verified, backend.delivered_whole());
         EXPECT_EQ(stats.io_errors + backend.delivered_whole(), backend.submitted());
         EXPECT_EQ(stats.evictions + stats.slots_used + stats.verify_failures,
-                  backend.delivered_whole());
+                  backend.delivered_whole() + stats.ram_hits);
+        // What was saved went back, made room, or is still there.
+        EXPECT_EQ(stats.saved_bytes, (stats.ram_hits + stats.ram_evictions + stats.ram_slots_used) *
+                                         pack_.stride());
+        EXPECT_LE(stats.ram_slots_used, stats.ram_slots);
+        EXPECT_EQ(stats.ram_hits > 0, ram_slots > 0);
         EXPECT_EQ(faults, stats.io_errors > 0);
         EXPECT_EQ(faults, stats.verify_failures > 0);
         // After whatever happened, everything can still be had.
@@ -138,6 +152,18 @@ TEST_P(RandomCacheTest, InvariantsHoldAtEverySize) {
 
 TEST_P(RandomCacheTest, InvariantsHoldWhenReadsFail) {
     for (const uint64_t slots : {kFloor, kFloor + 3, 14u}) run(slots, "lfu", true);
+}
+
+TEST_P(RandomCacheTest, InvariantsHoldWithARamTierOfEverySize) {
+    for (const uint64_t ram_slots : {kFloor, kFloor + 1, 13u, 20u}) {
+        run(kFloor, "lfu", false, ram_slots);
+        run(kFloor + 3, ram_slots % 2 == 0 ? "lfu" : "lru", false, ram_slots);
+        run(16, "lfu", false, ram_slots);
+    }
+}
+
+TEST_P(RandomCacheTest, InvariantsHoldWithARamTierWhenReadsFail) {
+    for (const uint64_t slots : {kFloor, kFloor + 5}) run(slots, "lfu", true, kFloor + 2);
 }
 
 TEST_F(CacheFixture, TwoInterleavedAcquisitionsOfWholeLayersBothFinishAtTheFloor) {
