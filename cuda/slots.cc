@@ -3,15 +3,37 @@
 #include <algorithm>
 
 #include "daemon/base/memory.h"
+#include "daemon/tiers/host_memory.h"
 
 namespace xp::cuda {
 namespace {
 
-// Device memory comes in pieces of this size at most, so that shrinking a cache can give some back.
+// Memory comes in pieces of this size at most, so that shrinking a cache can give some back.
 constexpr uint64_t kArenaBytes = uint64_t{1} << 30;
+
+// Copies to RAM slots that may be under way when another is started: what is copied into the slot
+// then waits for all of them. One takes less than reading an expert from a drive does, and a layer
+// seldom misses more than these.
+constexpr uint64_t kSavesMax = 8;
 
 void keep(cudaError_t status, const char* what, std::optional<Error>& error) {
     if (status != cudaSuccess && !error) error = cuda_error(status, what);
+}
+
+// Calls `add(address, bytes)` for each slot of all classes, in memory from `make(bytes)`.
+template <class Make, class Add>
+Result<void> divide(std::span<const SlotClass> classes, std::vector<Memory>& arenas, Make make,
+                    Add add) {
+    for (const SlotClass& c : classes) {
+        const uint64_t per_arena = std::max<uint64_t>(1, kArenaBytes / c.stride);
+        for (uint64_t done = 0; done < c.slots; done += per_arena) {
+            const uint64_t n = std::min(per_arena, c.slots - done);
+            XP_TRY(Memory arena, make(n * c.stride));
+            for (uint64_t i = 0; i < n; ++i) add(arena.data() + i * c.stride, c.stride);
+            arenas.push_back(std::move(arena));
+        }
+    }
+    return {};
 }
 
 }  // namespace
@@ -44,7 +66,7 @@ bool StreamMarks::reached(uint64_t number, bool block, std::optional<Error>& err
     const cudaEvent_t event = events_[number % kEvents].get();
     const cudaError_t status = block ? cudaEventSynchronize(event) : cudaEventQuery(event);
     if (status == cudaErrorNotReady) return false;
-    keep(status, "waiting for a copy to the device", error);
+    keep(status, "waiting for a copy", error);
     reached_ = number;
     return true;
 }
@@ -54,13 +76,18 @@ Result<std::unique_ptr<CudaSlotMemory>> CudaSlotMemory::create(cudaStream_t comp
     XP_ASSERT(options.n_buffers > 0);
     std::unique_ptr<CudaSlotMemory> memory(new CudaSlotMemory(compute, options));
     XP_TRY(memory->copy_, make_stream("a stream for copies to the device"));
+    XP_TRY(memory->save_, make_stream("a stream for copies to RAM slots"));
     XP_TRY(memory->copies_, StreamMarks::create("events of copies"));
+    XP_TRY(memory->saves_, StreamMarks::create("events of copies to RAM slots"));
     XP_TRY(memory->uses_, StreamMarks::create("events of uses"));
     return memory;
 }
 
 // Copies may still write.
-CudaSlotMemory::~CudaSlotMemory() { cudaStreamSynchronize(copy_.get()); }
+CudaSlotMemory::~CudaSlotMemory() {
+    if (copy_.get() != nullptr) cudaStreamSynchronize(copy_.get());
+    if (save_.get() != nullptr) cudaStreamSynchronize(save_.get());
+}
 
 uint64_t CudaSlotMemory::usable() const {
     size_t free = 0, total = 0;
@@ -70,24 +97,28 @@ uint64_t CudaSlotMemory::usable() const {
 
 Result<void> CudaSlotMemory::allocate(std::span<const SlotClass> classes) {
     uint64_t largest = 0;
-    for (const SlotClass& c : classes) {
-        largest = std::max(largest, c.stride);
-        const uint64_t per_arena = std::max<uint64_t>(1, kArenaBytes / c.stride);
-        for (uint64_t done = 0; done < c.slots; done += per_arena) {
-            const uint64_t n = std::min(per_arena, c.slots - done);
-            XP_TRY(Memory arena, Memory::device(n * c.stride, "expert slots"));
-            for (uint64_t i = 0; i < n; ++i) {
-                slots_.push_back({.address = arena.data() + i * c.stride, .bytes = c.stride});
-            }
-            arenas_.push_back(std::move(arena));
-        }
-    }
+    for (const SlotClass& c : classes) largest = std::max(largest, c.stride);
+    XP_CHECK(divide(
+        classes, arenas_, [](uint64_t bytes) { return Memory::device(bytes, "expert slots"); },
+        [this](std::byte* address, uint64_t bytes) {
+            slots_.push_back({.address = address, .bytes = bytes});
+        }));
     const uint64_t bytes = align_up(largest, kPageBytes);
     XP_TRY(pool_, Memory::pinned(bytes * options_.n_buffers, "reads of experts"));
     for (uint32_t i = 0; i < options_.n_buffers; ++i) {
         buffers_.push_back({.data = pool_.data() + i * bytes});
     }
     return {};
+}
+
+std::optional<uint64_t> CudaSlotMemory::usable_ram() const { return usable_host_memory(); }
+
+Result<void> CudaSlotMemory::allocate_ram(std::span<const SlotClass> classes) {
+    return divide(
+        classes, ram_arenas_, [](uint64_t bytes) { return Memory::pinned(bytes, "the RAM tier"); },
+        [this](std::byte* data, uint64_t bytes) {
+            ram_slots_.push_back({.data = data, .bytes = bytes});
+        });
 }
 
 bool CudaSlotMemory::has_buffer() const {
@@ -113,13 +144,19 @@ void CudaSlotMemory::fill(SlotNumber number) {
     Slot& slot = slots_[number];
     XP_ASSERT(slot.buffer != kNoBuffer);
     Buffer& buffer = buffers_[slot.buffer];
-    uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
-    keep(cudaMemcpyAsync(slot.address, buffer.data, slot.bytes, cudaMemcpyHostToDevice,
-                         copy_.get()),
-         "copying an expert to the device", error_);
-    slot.copied = buffer.copied = copies_.mark(copy_.get(), error_);
+    copy_in(slot, buffer.data);
+    buffer.copied = slot.copied;
     slot.buffer = kNoBuffer;
     buffer.reading = false;
+}
+
+// Behind the last use and the last save of what is in the slot now.
+void CudaSlotMemory::copy_in(Slot& slot, const std::byte* from) {
+    uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
+    saves_.wait(copy_.get(), slot.saved, copy_waited_saves_, error_);
+    keep(cudaMemcpyAsync(slot.address, from, slot.bytes, cudaMemcpyHostToDevice, copy_.get()),
+         "copying an expert to the device", error_);
+    slot.copied = copies_.mark(copy_.get(), error_);
     copied_bytes_ += slot.bytes;
 }
 
@@ -128,6 +165,31 @@ void CudaSlotMemory::drop(SlotNumber number) {
     XP_ASSERT(slot.buffer != kNoBuffer);
     buffers_[slot.buffer].reading = false;
     slot.buffer = kNoBuffer;
+}
+
+bool CudaSlotMemory::can_save() const {
+    return last_save_ < kSavesMax || saves_.reached(last_save_ - kSavesMax + 1, false, error_);
+}
+
+// Uses of the slot read it too, so this need not wait for them.
+void CudaSlotMemory::save(SlotNumber number, SlotNumber ram_number) {
+    Slot& slot = slots_[number];
+    RamSlot& ram = ram_slots_[ram_number];
+    XP_ASSERT(ram.bytes == slot.bytes);
+    copies_.wait(save_.get(), std::max(slot.copied, ram.restored), save_waited_, error_);
+    keep(cudaMemcpyAsync(ram.data, slot.address, slot.bytes, cudaMemcpyDeviceToHost, save_.get()),
+         "copying an expert from the device", error_);
+    last_save_ = slot.saved = ram.saved = saves_.mark(save_.get(), error_);
+    saved_bytes_ += slot.bytes;
+}
+
+void CudaSlotMemory::restore(SlotNumber number, SlotNumber ram_number) {
+    Slot& slot = slots_[number];
+    RamSlot& ram = ram_slots_[ram_number];
+    XP_ASSERT(ram.bytes == slot.bytes);
+    saves_.wait(copy_.get(), ram.saved, copy_waited_saves_, error_);
+    copy_in(slot, ram.data);
+    ram.restored = slot.copied;
 }
 
 void CudaSlotMemory::begin_use(std::span<const SlotNumber> slots) {

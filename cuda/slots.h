@@ -1,4 +1,6 @@
 // Expert slots in GPU memory, filled from a pool of pinned buffers on a copy stream of their own.
+// RAM slots behind them are pinned too: they are filled from slots on a second stream, so that
+// copies in both directions overlap, and slots from them on the first.
 //
 // Ordering is by events alone. Copies and uses are numbered; the events of the last kEvents numbers
 // are kept, and waiting for a later number of the same stream includes all earlier ones. A use that
@@ -51,15 +53,21 @@ public:
     const char* name() const override { return "GPU memory"; }
     uint64_t usable() const override;
     Result<void> allocate(std::span<const SlotClass> classes) override;
+    std::optional<uint64_t> usable_ram() const override;
+    Result<void> allocate_ram(std::span<const SlotClass> classes) override;
     std::byte* address(SlotNumber slot) const override { return slots_[slot].address; }
     bool has_buffer() const override;
     std::byte* take_buffer(SlotNumber slot) override;
     void fill(SlotNumber slot) override;
     void drop(SlotNumber slot) override;
+    bool can_save() const override;
+    void save(SlotNumber slot, SlotNumber ram_slot) override;
+    void restore(SlotNumber slot, SlotNumber ram_slot) override;
     void begin_use(std::span<const SlotNumber> slots) override;
     void end_use(std::span<const SlotNumber> slots) override;
     Result<void> status() const override;
     uint64_t copied_bytes() const override { return copied_bytes_; }
+    uint64_t saved_bytes() const override { return saved_bytes_; }
 
 private:
     static constexpr uint32_t kNoBuffer = UINT32_MAX;
@@ -68,6 +76,7 @@ private:
         uint64_t bytes = 0;
         uint64_t copied = 0;          // mark of the copy into it
         uint64_t used = 0;            // mark of its last use
+        uint64_t saved = 0;           // mark of the last copy of it to a RAM slot
         uint32_t buffer = kNoBuffer;  // while it is read
     };
     struct Buffer {
@@ -76,19 +85,33 @@ private:
         bool reading = false;
     };
 
+    struct RamSlot {
+        std::byte* data = nullptr;
+        uint64_t bytes = 0;
+        uint64_t saved = 0;           // mark of the copy into it
+        uint64_t restored = 0;        // mark of the last copy out of it
+    };
+
+    void copy_in(Slot& slot, const std::byte* from);
+
     explicit CudaSlotMemory(cudaStream_t compute, const CudaSlotOptions& options)
         : compute_(compute), options_(options) {}
 
     cudaStream_t compute_;
     CudaSlotOptions options_;
-    Stream copy_;
-    StreamMarks copies_, uses_;
-    uint64_t compute_waited_ = 0, copy_waited_ = 0;
+    Stream copy_, save_;                     // into slots, and to RAM slots
+    StreamMarks copies_, uses_;              // of copy_ and compute_
+    mutable StreamMarks saves_;              // of save_
+    // What a stream waited for last of another's marks.
+    uint64_t compute_waited_ = 0, copy_waited_ = 0, copy_waited_saves_ = 0, save_waited_ = 0;
     std::vector<Memory> arenas_;
+    std::vector<Memory> ram_arenas_;
     Memory pool_;
     std::vector<Slot> slots_;
+    std::vector<RamSlot> ram_slots_;
     std::vector<Buffer> buffers_;
-    uint64_t copied_bytes_ = 0;
+    uint64_t copied_bytes_ = 0, saved_bytes_ = 0;
+    uint64_t last_save_ = 0;
     mutable std::optional<Error> error_;
 };
 

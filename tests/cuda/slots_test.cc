@@ -24,6 +24,13 @@ protected:
         EXPECT_TRUE(allocated) << allocated.error().message;
         return *std::move(memory);
     }
+    // Words at the start of every page and at the end, which arrives last.
+    static void write(std::byte* buffer, uint64_t bytes, uint32_t value) {
+        for (uint64_t at = 0; at < bytes; at += 4096) {
+            std::memcpy(buffer + at, &value, sizeof value);
+        }
+        std::memcpy(buffer + bytes - sizeof value, &value, sizeof value);
+    }
     Stream stream_;
 };
 
@@ -71,10 +78,7 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
         if (content[slot] == 0 || random() % 2 == 0) {
             std::byte* buffer = memory->take_buffer(slot);
             content[slot] = round + 1;
-            for (uint64_t at = 0; at < kBytes; at += 4096) {
-                std::memcpy(buffer + at, &content[slot], sizeof(uint32_t));
-            }
-            std::memcpy(buffer + kBytes - 4, &content[slot], sizeof(uint32_t));
+            write(buffer, kBytes, content[slot]);
             memory->fill(slot);
         }
         const SlotNumber used[] = {slot};
@@ -88,6 +92,67 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
     ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
     ASSERT_TRUE(memory->status());
     EXPECT_EQ(std::vector<uint32_t>(seen, seen + kRounds), expected);
+}
+
+// The same with RAM slots: contents move between both in random order, and are used and overwritten
+// at once.
+TEST_F(CudaSlots, WhatWasSavedComesBackAsItWas) {
+    constexpr uint64_t kBytes = 1 << 20;
+    constexpr uint32_t kSlots = 5, kRamSlots = 4, kRounds = 4000;
+    const auto memory = make(3, {{.stride = kBytes, .slots = kSlots}});
+    const SlotClass ram_class{.stride = kBytes, .slots = kRamSlots};
+    ASSERT_TRUE(memory->usable_ram());
+    ASSERT_TRUE(memory->allocate_ram({&ram_class, 1}));
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    auto seen_memory = Memory::pinned(uint64_t{kRounds} * 2 * sizeof(uint32_t), "a test");
+    ASSERT_TRUE(seen_memory);
+    auto* seen = reinterpret_cast<uint32_t*>(seen_memory->data());
+    std::vector<uint32_t> expected;
+    std::vector<uint32_t> content(kSlots), ram_content(kRamSlots);
+    uint64_t saves = 0, refused = 0, restores = 0, fills = 0;
+    for (uint32_t round = 0; round < kRounds; ++round) {
+        const SlotNumber slot = random() % kSlots;
+        if (content[slot] != 0 && random() % 2 == 0) {
+            const SlotNumber ram_slot = random() % kRamSlots;
+            if (memory->can_save()) {
+                memory->save(slot, ram_slot);
+                ram_content[ram_slot] = content[slot];
+                ++saves;
+            } else {
+                ++refused;
+            }
+        }
+        const SlotNumber from = random() % kRamSlots;
+        if (ram_content[from] != 0 && random() % 2 == 0) {
+            memory->restore(slot, from);
+            content[slot] = ram_content[from];
+            ++restores;
+        } else if (content[slot] == 0 || random() % 2 == 0) {
+            content[slot] = round + 1;
+            write(memory->take_buffer(slot), kBytes, content[slot]);
+            memory->fill(slot);
+            ++fills;
+        }
+        const SlotNumber used[] = {slot};
+        memory->begin_use(used);
+        for (const uint64_t at : {uint64_t{0}, kBytes - 4}) {
+            cudaMemcpyAsync(&seen[expected.size()], memory->address(slot) + at, sizeof(uint32_t),
+                            cudaMemcpyDeviceToHost, stream_.get());
+            expected.push_back(content[slot]);
+        }
+        memory->end_use(used);
+    }
+    ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
+    ASSERT_TRUE(memory->status());
+    EXPECT_EQ(std::vector<uint32_t>(seen, seen + expected.size()), expected);
+    EXPECT_EQ(memory->saved_bytes(), saves * kBytes);
+    EXPECT_EQ(memory->copied_bytes(), (fills + restores) * kBytes);
+    EXPECT_GT(saves, 0u);
+    EXPECT_GT(restores, 0u);
+    std::printf("%llu copies to RAM slots, %llu refused\n", static_cast<unsigned long long>(saves),
+                static_cast<unsigned long long>(refused));
 }
 
 }  // namespace
