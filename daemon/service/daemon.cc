@@ -58,6 +58,7 @@ private:
     int wait_for_signal(std::chrono::milliseconds wait, int also = -1);
     void beat();
     void compare_memory();
+    std::string what_is_served() const;
     std::string status_line();
 
     const DaemonConfig& config_;
@@ -164,9 +165,7 @@ Result<void> Control::start() {
     scheduler_->start();
     server_->start();
     notifier_.ready(status_line());
-    spdlog::info("ready: {} on {}, serving {}", host_->models().size() == 1
-                     ? "1 model" : fmt::format("{} models", host_->models().size()),
-                 host_->backend(), config_.socket.string());
+    spdlog::info("ready: {}, serving {}", what_is_served(), config_.socket.string());
     return {};
 }
 
@@ -359,6 +358,11 @@ void Control::compare_memory() {
     }
 }
 
+std::string Control::what_is_served() const {
+    const size_t n = host_->models().size();
+    return fmt::format("{} model{} on {}", n, n == 1 ? "" : "s", host_->backend());
+}
+
 std::string Control::status_line() {
     const SchedulerStats stats = scheduler_->stats();
     const Clock::time_point now = Clock::now();
@@ -367,9 +371,8 @@ std::string Control::status_line() {
         seconds > 0 ? static_cast<double>(stats.generated_tokens - last_generated_) / seconds : 0;
     last_status_ = now;
     last_generated_ = stats.generated_tokens;
-    return fmt::format("{} models on {}, {} clients, {} running, {} waiting, {:.1f} tokens/s",
-                       host_->models().size(), host_->backend(), server_->n_clients(),
-                       stats.running, stats.queued, rate);
+    return fmt::format("{}, {} clients, {} running, {} waiting, {:.1f} tokens/s", what_is_served(),
+                       server_->n_clients(), stats.running, stats.queued, rate);
 }
 
 }  // namespace

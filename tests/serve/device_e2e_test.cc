@@ -32,7 +32,7 @@ TEST(DeviceEndToEnd, TheDeviceIsNamedWhenReadyAndInStats) {
         ready = manager.next(kWaitMs);
         ASSERT_TRUE(ready);
     } while (!ready->starts_with("READY=1"));
-    EXPECT_THAT(*ready, HasSubstr(std::string("STATUS=1 models on ") + kDevice));
+    EXPECT_THAT(*ready, HasSubstr(std::string("STATUS=1 model on ") + kDevice));
     EXPECT_EQ(stats_of(client).at("backend"), kDevice);
     const xp_pong* pong = nullptr;
     ASSERT_EQ(client.ping(&pong, kWaitMs), XP_OK);
