@@ -491,17 +491,12 @@ void launch_many(const MatmulArgs& args, cudaStream_t stream) {
     }
     cuts.stage_steps = std::clamp<uint32_t>(kStageBytes / kStepBytes, 1, most_steps);
     constexpr uint32_t kPitchBytes = C * Reader::kElements / 4 * sizeof(float4);
-    static_assert(kStepBytes + kPitchBytes <= kMaxSharedBytes);
+    // What a launch may have without asking for more.
+    static_assert(std::max(kStageBytes, kStepBytes) + kPitchBytes <= 48 * 1024);
     const uint32_t bytes = cuts.stage_steps * kStepBytes + kPitchBytes;
     const dim3 grid((args.max_rows + R * kWarps - 1) / (R * kWarps),
                     (args.max_columns + C - 1) / C, args.n_jobs);
-    constexpr auto kKernel = many_columns<Reader, R, C, kGated>;
-    constexpr uint32_t kUnaskedBytes = 48 * 1024;  // what a launch may have without asking
-    if constexpr (std::max(kStageBytes, kStepBytes) + kPitchBytes > kUnaskedBytes) {
-        // Must be said once per device; again costs little.
-        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
-    }
-    launch_product(kKernel, grid, bytes, stream, args, cuts);
+    launch_product(many_columns<Reader, R, C, kGated>, grid, bytes, stream, args, cuts);
 }
 
 // Of readers that need many registers for a piece, a warp takes fewer rows at a time.
