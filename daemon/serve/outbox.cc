@@ -16,6 +16,10 @@ std::string reply_text(std::string text) {
     return text;
 }
 
+shm::Failed failed(const Error& error) {
+    return {error_code_name(error.code), reply_text(error.message)};
+}
+
 Result<std::unique_ptr<Outbox>> Outbox::create() {
     UniqueFd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!event) {

@@ -43,6 +43,8 @@ struct Outgoing {
 // `text` as it is when it is UTF-8, else with every byte outside ASCII as '?': names in model files
 // and paths may be anything, replies may not.
 std::string reply_text(std::string text);
+// The reply that ends a request with an error.
+shm::Failed failed(const Error& error);
 
 class Outbox {
 public:

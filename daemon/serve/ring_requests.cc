@@ -10,8 +10,6 @@ namespace xp {
 static_assert(kMaxRequestBytes == shm::kMaxEnclosedBytes);
 namespace {
 
-shm::Failed failed(const Error& error) { return {error_code_name(error.code), error.message}; }
-
 std::chrono::milliseconds milliseconds(RingServerOptions::Clock::duration duration) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(duration);
 }

@@ -11,10 +11,6 @@ namespace {
 // How long the engine thread waits for memory to tell an end.
 constexpr std::chrono::milliseconds kMemoryPause{100};
 
-shm::Failed failed(const Error& error) {
-    return {error_code_name(error.code), reply_text(error.message)};
-}
-
 }  // namespace
 
 Scheduler::Scheduler(const ModelHost& host, Outbox& outbox, SchedulerOptions options)
