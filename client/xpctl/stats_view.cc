@@ -119,7 +119,9 @@ std::string cache_tables(const Json& models) {
                ">misses", ">hit rate", ">evictions"});
     Table work({"cache", ">read", ">waves", ">stalls", ">stalled for", ">prefetches", ">verified",
                 ">verify failures", ">I/O errors"});
-    size_t caches = 0;
+    Table ram({"RAM tier", ">slots", ">used", ">slot size", ">hits", ">evictions", ">to device",
+               ">from device"});
+    size_t caches = 0, ram_tiers = 0;
     for (const Json& model : models) {
         const Json* cache = find(model, "cache");
         if (!cache || !cache->is_object()) continue;
@@ -132,8 +134,16 @@ std::string cache_tables(const Json& models) {
                       field(*cache, "stalls"), field(*cache, "stall_us"),
                       field(*cache, "prefetches"), field(*cache, "verified"),
                       field(*cache, "verify_failures"), field(*cache, "io_errors")});
+        if (number_at(*cache, "ram_slots").value_or(0) == 0) continue;
+        ++ram_tiers;
+        ram.add_row({field(model, "name"), field(*cache, "ram_slots"),
+                     field(*cache, "ram_slots_used"), field(*cache, "ram_slot_bytes"),
+                     field(*cache, "ram_hits"), field(*cache, "ram_evictions"),
+                     field(*cache, "h2d_bytes"), field(*cache, "d2h_bytes")});
     }
-    return caches == 0 ? std::string() : "\n" + use.text() + "\n" + work.text();
+    if (caches == 0) return "";
+    return "\n" + use.text() + "\n" + work.text() +
+           (ram_tiers == 0 ? std::string() : "\n" + ram.text());
 }
 
 }  // namespace

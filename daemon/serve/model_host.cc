@@ -263,8 +263,9 @@ Result<void> ModelHost::make_caches(std::span<Opening> opening, const HostOption
 }
 
 Result<void> ModelHost::make_cache(Opening& opening, const HostOptions& options, uint64_t bytes) {
-    const CacheOptions cache_options = {.bytes = bytes, .policy = options.policy,
-                                        .verify = options.verify, .top_k = opening.top_k};
+    const CacheOptions cache_options = {.bytes = bytes, .ram_bytes = options.ram_bytes.value_or(0),
+                                        .policy = options.policy, .verify = options.verify,
+                                        .top_k = opening.top_k};
     ServedModel& served = *opening.served;
     XP_TRY(std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
     const uint64_t usable = memory->usable();
@@ -276,7 +277,8 @@ Result<void> ModelHost::make_cache(Opening& opening, const HostOptions& options,
         if (error.code == ErrorCode::kNoMemory && asked && bytes <= usable) {
             error.code = ErrorCode::kInvalidArgument;
         }
-        return std::move(error).with_context("key cache of [[model]], or experts of [cache]");
+        return std::move(error).with_context(
+            "key cache of [[model]], or experts or ram_tier of [cache]");
     }
     served.cache = *std::move(cache);
     served.model->set_cache(*served.cache);

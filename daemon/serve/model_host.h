@@ -56,6 +56,7 @@ struct HostOptions {
     // device of all that the memory plan leaves.
     std::optional<uint64_t> cache_bytes;
     std::optional<uint64_t> vram_limit;   // of all memory taken on a device
+    std::optional<uint64_t> ram_bytes;    // RAM slots of each model behind a device's; unset: none
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
     IoOptions io;

@@ -343,9 +343,10 @@ void Reader::read_cache(const toml::table& root, DaemonConfig& config) {
         complain(*cache.table->get("vram_limit"), "[cache] vram_limit limits GPU memory, and "
                  "[engine] backend is \"cpu\": remove the key; experts limits the slots in RAM");
     }
-    if (const toml::node* node = find(cache, "ram_tier")) {
-        complain(*node, "[cache] ram_tier: this version has no tier in RAM behind GPU memory (on "
-                 "the CPU the experts are in RAM already); remove the key");
+    config.host.ram_bytes = size(cache, "ram_tier");
+    if (config.host.ram_bytes && config.host.backend == EngineBackend::kCpu) {
+        complain(*cache.table->get("ram_tier"), "[cache] ram_tier is behind GPU memory, and "
+                 "[engine] backend is \"cpu\", where all slots are in RAM: remove the key");
     }
     static constexpr std::array<std::pair<std::string_view, const char*>, 2> kPolicies = {
         {{"lfu", "lfu"}, {"lru", "lru"}}};

@@ -65,6 +65,12 @@ Result<TierPlans> plan_tiers(const Manifest& manifest, const SlotMemory& memory,
     const auto ram = [&](uint64_t bytes) {
         return plan_ram_slots(manifest, bytes, options.top_k, kInFlight, plans.slots);
     };
+    if (Result<SlotPlan> wanted = ram(options.ram_bytes); !wanted) {
+        // Whatever memory there is: nobody but the configuration says how large this tier is.
+        Error error = std::move(wanted).error();
+        error.code = ErrorCode::kInvalidArgument;
+        return error;
+    }
     XP_TRY(plans.ram, fit(ram, options.ram_bytes, *usable, "host memory", "RAM tier", warning));
     return plans;
 }

@@ -117,7 +117,7 @@ TEST_F(RamCacheTest, BelowItsHardFloorItIsRefusedWithTheNumbers) {
     const auto cache = create(6 * pack_.stride(), (kFloor - 1) * pack_.stride(),
                               std::make_unique<FakeDeviceMemory>(1));
     ASSERT_FALSE(cache);
-    EXPECT_EQ(cache.error().code, ErrorCode::kNoMemory);
+    EXPECT_EQ(cache.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(cache.error().message,
                 AllOf(HasSubstr("below the hard floor"), HasSubstr("[cache] ram_tier"),
                       HasSubstr(std::to_string((kFloor - 1) * pack_.stride()))));

@@ -112,6 +112,18 @@ TEST(StatsViewTest, shows_models_caches_and_counters) {
         "queue     waiting 1, waiting replies 0\n");
 }
 
+TEST(StatsViewTest, shows_ram_tiers_where_there_are_some) {
+    const std::string text = stats_tables(R"({"models": [
+        {"name": "small", "cache": {"ram_slots": 0}},
+        {"name": "large", "cache": {"ram_slots": 665, "ram_slots_used": 661,
+                                    "ram_slot_bytes": 3145728, "ram_hits": 70, "ram_evictions": 9,
+                                    "h2d_bytes": 5324800, "d2h_bytes": 53248}}]})").value();
+    EXPECT_THAT(text, HasSubstr(
+        "RAM tier  slots  used  slot size  hits  evictions  to device  from device\n"
+        "large       665   661    3.0 MiB    70          9    5.1 MiB     52.0 KiB\n"));
+    EXPECT_THAT(stats_tables(kStats).value(), Not(HasSubstr("RAM tier")));
+}
+
 TEST(StatsViewTest, missing_members_and_wrong_types_do_no_harm) {
     for (const char* json :
          {"{}", R"({"models": []})", R"({"models": {}})", R"({"models": [1, null, "x", []]})",
