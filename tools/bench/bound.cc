@@ -24,7 +24,7 @@ Spread spread(size_t n, Value value) {
     return {values[n / 2], values.front(), values.back()};
 }
 
-struct Outcome {
+struct CourseTimes {
     std::string backend, io;
     bool direct = true;
     CacheStats cache;
@@ -50,8 +50,8 @@ struct Outcome {
     }
 };
 
-Result<Outcome> measure(const BoundOptions& options, const Course& course) {
-    Outcome outcome;
+Result<CourseTimes> measure(const BoundOptions& options, const Course& course) {
+    CourseTimes outcome;
     Routing trace, routing;
     RigOptions rig_options = options.rig;
     rig_options.context = std::max(rig_options.context, course.longest());
@@ -104,7 +104,7 @@ Result<Outcome> measure(const BoundOptions& options, const Course& course) {
 }
 
 // `tokens`: of a sample. Times are of a unit: a token when decoding, the whole prompt in prefill.
-void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint32_t units,
+void print(const BoundOptions& options, const CourseTimes& o, uint32_t tokens, uint32_t units,
            const char* unit) {
     const size_t n = o.measured.size();
     const auto per_unit = [&](auto seconds) {
@@ -180,7 +180,7 @@ void print(const BoundOptions& options, const Outcome& o, uint32_t tokens, uint3
 Result<void> bench_decode_bound(const BoundOptions& options) {
     const Course course =
         Course::decode(options.prompt, options.warm, options.tokens, options.samples);
-    XP_TRY(const Outcome outcome, measure(options, course));
+    XP_TRY(const CourseTimes outcome, measure(options, course));
     print(options, outcome, options.tokens, options.tokens, "token");
     return {};
 }
@@ -188,7 +188,7 @@ Result<void> bench_decode_bound(const BoundOptions& options) {
 Result<void> bench_prefill(const BoundOptions& options) {
     const uint32_t chunk = options.chunk > 0 ? options.chunk : options.prompt;
     const Course course = Course::prefill(options.prompt, chunk, options.samples);
-    XP_TRY(const Outcome outcome, measure(options, course));
+    XP_TRY(const CourseTimes outcome, measure(options, course));
     print(options, outcome, options.prompt, 1, "prompt");
     return {};
 }

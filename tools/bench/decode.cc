@@ -21,7 +21,7 @@ double percentile(std::vector<double> values, double p) {
     return values[static_cast<size_t>(p * static_cast<double>(values.size() - 1))];
 }
 
-struct Outcome {
+struct DecodeTimes {
     double prefill_seconds = 0;
     std::vector<double> token_seconds;
     std::vector<CudaOperatorTime> operators;  // of kTimedTokens
@@ -30,8 +30,8 @@ struct Outcome {
 };
 constexpr uint32_t kTimedTokens = 8;
 
-Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
-    Outcome outcome;
+Result<DecodeTimes> measure(Rig& rig, const DecodeOptions& options) {
+    DecodeTimes outcome;
     XP_TRY(const std::unique_ptr<Sequence> sequence, rig.model->create_sequence());
     XP_CHECK(forward(rig, *sequence, 1));  // what is made once
     const Clock::time_point start = Clock::now();
@@ -58,7 +58,7 @@ Result<Outcome> measure(Rig& rig, const DecodeOptions& options) {
     return outcome;
 }
 
-void print_operators(const Rig& rig, const Outcome& outcome) {
+void print_operators(const Rig& rig, const DecodeTimes& outcome) {
     fmt::print("\n{:<32}{:>8}{:>12}{:>12}{:>10}\n", "operator, per token", "calls", "us", "MB",
                "of memory");
     double seconds = 0;
@@ -81,7 +81,7 @@ void print_operators(const Rig& rig, const Outcome& outcome) {
 Result<void> bench_decode(const DecodeOptions& options) {
     XP_TRY(Rig rig, Rig::open(options.rig));
     if (options.fill) XP_CHECK(rig.fill_cache());
-    XP_TRY(const Outcome outcome, measure(rig, options));
+    XP_TRY(const DecodeTimes outcome, measure(rig, options));
 
     uint64_t weight_bytes = 0;  // that the device must read for a token
     for (const CudaOperatorTime& row : outcome.operators) weight_bytes += row.bytes;
