@@ -2,11 +2,11 @@
 // on, and in which RAM slot each is. Pure bookkeeping: no memory, no copies, no locks; it belongs
 // to the thread of its cache, which starts the copies (slot_memory.h).
 //
-// The tier is exclusive: an expert is in the first tier or here, never in both. Replayed on routing
-// traces with a first tier of 15 % of the experts and two thirds of that here, this read as little
+// The tier is exclusive: an expert is in the first tier or here, never in both. Simulated on
+// two routing traces with a first tier of 15 % of the experts and two thirds of that here, this read as little
 // as one cache as large as both. A tier that keeps what was read from the drive, and so needs no
 // copies out of the first tier, read 5 % more at its best, where experts that are in both tiers may
-// have a tenth of it, and 8 to 40 % more without that limit.
+// have a tenth of it, and 8 to 43 % more without that limit.
 //
 // Life of a RAM slot: free; keep() says what is copied into it; take(), when its expert goes back;
 // put_back(), once the copy out of it was started; free. Free slots are handed out in the order
