@@ -19,8 +19,8 @@ constexpr uint64_t kSampleEvery = 64;  // VerifyMode::kSample
 // Who asks for most experts of a layer, as a chunk of a prompt does, says nothing about which are
 // asked for more than others, and counting it would even out what decoding said. Simulated on two
 // routing traces, with 15 % of the experts in slots and 1 to 16 passes over all experts in between:
-// each pass read 5 to 11 % less (8 to 21 % with a RAM tier), and the 20 tokens after it from as much
-// to a quarter less.
+// each pass read 5 to 11 % less (8 to 21 % with a RAM tier), and the 20 tokens after it from as
+// much to a quarter less.
 bool is_scan(const PackLayer& layer, size_t n_asked) { return 2 * n_asked > layer.n_experts; }
 
 // The plan for `bytes`, or for what is usable if that is less; `warning` then says so.
