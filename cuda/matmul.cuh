@@ -221,7 +221,7 @@ struct Shares {
 
 // Blocks of few_columns that a multiprocessor shall hold: enough loads on their way.
 template <class Reader, int C>
-constexpr int kFewBlocks = C == 1 && Reader::kAligned && !has_runs<Reader>() ? 3 : 1;
+constexpr int kFewBlocks = C > 1 || !Reader::kAligned ? 1 : has_runs<Reader>() ? 2 : 3;
 
 // Few columns are a matter of latency and bandwidth: all of x is staged once, blocks walk over
 // tiles of rows, W warps share R rows, and the bytes of the next step are always on their way.
