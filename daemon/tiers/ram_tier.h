@@ -4,9 +4,9 @@
 //
 // The tier is exclusive: an expert is in the first tier or here, never in both. Simulated on two
 // routing traces with a first tier of 15 % of the experts and two thirds of that here, this read
-// as little as one cache as large as both. A tier that keeps what was read from the drive, and so needs no
-// copies out of the first tier, read 5 % more at its best, where experts that are in both tiers may
-// have a tenth of it, and 8 to 43 % more without that limit.
+// as little as one cache as large as both. A tier that keeps what was read from the drive, and so
+// needs no copies out of the first tier, read 5 % more at its best, where experts that are in both
+// tiers may have a tenth of it, and 8 to 43 % more without that limit.
 //
 // Life of a RAM slot: free; keep() says what is copied into it; take(), when its expert goes back;
 // put_back(), once the copy out of it was started; free. Free slots are handed out in the order
