@@ -1,10 +1,8 @@
 // xp-bench as scripts see it.
-#include <fcntl.h>
-#include <sys/wait.h>
-
 #include <nlohmann/json.hpp>
 
 #include "tests/bench/bench_fixture.h"
+#include "tests/pack/program_runner.h"
 
 namespace xp::test {
 namespace {
@@ -12,33 +10,13 @@ namespace {
 using testing::HasSubstr;
 using Json = nlohmann::json;
 
-struct Outcome {
-    int status = 0;
-    std::string out;
-    std::string err;
-};
-
 class BenchProgram : public testing::Test {
 protected:
-    Outcome run(std::vector<std::string> arguments) const {
-        arguments.insert(arguments.begin(), XP_BENCH_PROGRAM);
-        std::vector<char*> argv;
-        for (std::string& argument : arguments) argv.push_back(argument.data());
-        argv.push_back(nullptr);
-        const pid_t child = ::fork();
-        if (child == 0) {
-            ::dup2(::open((scratch_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
-            ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
-            ::execv(argv[0], argv.data());
-            ::_exit(127);
-        }
-        int status = 0;
-        EXPECT_EQ(::waitpid(child, &status, 0), child);
-        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
+    ProgramOutcome run(std::vector<std::string> arguments) const {
+        return run_program(XP_BENCH_PROGRAM, std::move(arguments), scratch_);
     }
     // With the options of a small run.
-    Outcome measure(const std::string& verb, std::vector<std::string> more) const {
+    ProgramOutcome measure(const std::string& verb, std::vector<std::string> more) const {
         std::vector<std::string> arguments = {verb, small_pack().string(), "--backend", "cpu",
                                               "--threads", "1", "--buffered", "--io", "pread"};
         arguments.insert(arguments.end(), more.begin(), more.end());
@@ -48,7 +26,7 @@ protected:
 };
 
 TEST_F(BenchProgram, DecodeWithATraceTellsTimesBoundAndBytes) {
-    const Outcome outcome =
+    const ProgramOutcome outcome =
         measure("decode", {"--trace", kTrace, "--cache", "15%", "--prompt", "8", "--warm", "16",
                            "--tokens", "4", "--samples", "3", "--json"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
@@ -77,7 +55,7 @@ TEST_F(BenchProgram, PrefillReadsEachExpertOnceInAPass) {
         std::vector<std::string> more = {"--cache", "15%", "--prompt", "40", "--chunk", "20",
                                          "--samples", "2", "--json"};
         if (traced) more.insert(more.end(), {"--trace", kTrace});
-        const Outcome outcome = measure("prefill", more);
+        const ProgramOutcome outcome = measure("prefill", more);
         ASSERT_EQ(outcome.status, 0) << outcome.err;
         const Json json = Json::parse(outcome.out);
         EXPECT_EQ(json["unit"], "prompt");
@@ -90,8 +68,8 @@ TEST_F(BenchProgram, PrefillReadsEachExpertOnceInAPass) {
 }
 
 TEST_F(BenchProgram, TablesForPeopleSayTheSame) {
-    const Outcome outcome = measure("prefill", {"--cache", "50%", "--prompt", "8", "--samples",
-                                                "1"});
+    const ProgramOutcome outcome =
+        measure("prefill", {"--cache", "50%", "--prompt", "8", "--samples", "1"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     for (const char* row : {"128 of 256 experts", "ms a prompt", "all experts resident", "buffered",
                             "of the longest", "of the bytes predicted",
@@ -114,7 +92,7 @@ TEST_F(BenchProgram, WhatIsWrongIsToldInALine) {
     };
     for (auto [arguments, status, text] : cases) {
         arguments.insert(arguments.end(), {"--prompt", "4"});
-        const Outcome outcome = measure("prefill", arguments);
+        const ProgramOutcome outcome = measure("prefill", arguments);
         EXPECT_EQ(outcome.status, status) << text;
         EXPECT_THAT(outcome.err, HasSubstr(text));
         EXPECT_EQ(outcome.out, "");

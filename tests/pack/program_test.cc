@@ -1,16 +1,12 @@
 // xp-pack as scripts see it: exit codes, what goes to which stream, JSON, signals.
-
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
-#include "tests/pack/pack_fixture.h"
+#include "tests/pack/program_runner.h"
 
 namespace xp::test {
 namespace {
@@ -21,41 +17,16 @@ using testing::IsEmpty;
 using testing::StartsWith;
 using Json = nlohmann::json;
 
-struct Outcome {
-    int status = 0;  // as a shell shows it
-    std::string out;
-    std::string err;
-};
-
 class Program : public testing::Test {
 protected:
     // With `memory`, the most bytes of address space; with `files`, the most descriptors.
     pid_t start(std::vector<std::string> arguments, uint64_t memory = 0,
                 uint64_t files = 0) const {
-        arguments.insert(arguments.begin(), XP_PACK_PROGRAM);
-        std::vector<char*> argv;
-        for (std::string& argument : arguments) argv.push_back(argument.data());
-        argv.push_back(nullptr);
-        const pid_t child = ::fork();
-        if (child == 0) {
-            ::dup2(::open((scratch_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
-            ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
-            const rlimit limit{memory, memory};
-            if (memory > 0) ::setrlimit(RLIMIT_AS, &limit);
-            const rlimit descriptors{files, files};
-            if (files > 0) ::setrlimit(RLIMIT_NOFILE, &descriptors);
-            ::execv(argv[0], argv.data());
-            ::_exit(127);
-        }
-        return child;
+        return start_program(XP_PACK_PROGRAM, std::move(arguments), scratch_,
+                             {.memory = memory, .files = files});
     }
-    Outcome finish(pid_t child) const {
-        int status = 0;
-        EXPECT_EQ(::waitpid(child, &status, 0), child);
-        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
-    }
-    Outcome run(std::vector<std::string> arguments, uint64_t memory = 0,
+    ProgramOutcome finish(pid_t child) const { return finish_program(child, scratch_); }
+    ProgramOutcome run(std::vector<std::string> arguments, uint64_t memory = 0,
                 uint64_t files = 0) const {
         return finish(start(std::move(arguments), memory, files));
     }
@@ -64,7 +35,7 @@ protected:
 };
 
 TEST_F(Program, BuildsShowsAndVerifiesAPack) {
-    Outcome outcome = run({"build", kTinyModel, pack_, "--json"});
+    ProgramOutcome outcome = run({"build", kTinyModel, pack_, "--json"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const Json built = Json::parse(outcome.out);
     EXPECT_EQ(built["objects"], 96);
@@ -89,7 +60,7 @@ TEST_F(Program, BuildsShowsAndVerifiesAPack) {
 
 TEST_F(Program, TakesLayoutAndStripes) {
     const std::string drive = scratch_.make_directory("drive");
-    const Outcome outcome =
+    const ProgramOutcome outcome =
         run({"build", kTinyModel, pack_, "--stripe", drive, "--layout", "ggml", "-q"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const auto manifest = read_manifest(pack_);
@@ -101,7 +72,7 @@ TEST_F(Program, TakesLayoutAndStripes) {
 TEST_F(Program, NamesFaultsOnStderrAndFails) {
     ASSERT_EQ(run({"build", kTinyModel, pack_}).status, 0);
     flip_byte(pack_ + "/experts.000.xpk", 4096 + 28672 * 5 + 10);
-    Outcome outcome = run({"verify", pack_, "--deep"});
+    ProgramOutcome outcome = run({"verify", pack_, "--deep"});
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out, IsEmpty());
     EXPECT_THAT(outcome.err, HasSubstr("expert 5 of layer 0, gate"));
@@ -113,7 +84,7 @@ TEST_F(Program, NamesFaultsOnStderrAndFails) {
 TEST_F(Program, FailsWithOneLineAndNoHelp) {
     const auto expect_line = [&](std::vector<std::string> arguments, int status,
                                  const std::string& text) {
-        const Outcome outcome = run(std::move(arguments));
+        const ProgramOutcome outcome = run(std::move(arguments));
         EXPECT_EQ(outcome.status, status);
         EXPECT_THAT(outcome.out, IsEmpty());
         EXPECT_THAT(outcome.err, HasSubstr(text));
@@ -144,7 +115,7 @@ TEST_F(Program, AnEmptyPathIsAUsageErrorThatNamesTheArgument) {
         {{"verify", ""}, "PACK"},
         {{"verify", pack_, "--against", ""}, "--against"}};
     for (const auto& [arguments, name] : cases) {
-        const Outcome outcome = run(arguments);
+        const ProgramOutcome outcome = run(arguments);
         EXPECT_EQ(outcome.status, 2) << outcome.err;
         EXPECT_THAT(outcome.err, HasSubstr(std::string(name) + ": the path is empty"));
     }
@@ -167,7 +138,7 @@ TEST_F(Program, NamesReachTerminalsWithoutControlCharacters) {
     expect_shown(run({"build", pack, pack_}).err);
     expect_shown(run({"build", kTinyModel, pack_, "--layout", pack}).err);
 
-    Outcome outcome = run({"build", kTinyModel, pack, "-q"});
+    ProgramOutcome outcome = run({"build", kTinyModel, pack, "-q"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     expect_shown(outcome.out);
     expect_shown(run({"verify", pack}).out);
@@ -187,7 +158,7 @@ TEST_F(Program, NamesFromFilesReachTerminalsWithoutControlCharacters) {
     const std::string shown = "b\\x0a\\x1b]0;title\\x07\\xc2\\x85";
     ASSERT_TRUE(write_gguf(scratch_ / "m.gguf", metadata, mixed_tensors()));
     ASSERT_EQ(run({"build", scratch_ / "m.gguf", pack_, "-q"}).status, 0);
-    const Outcome outcome = run({"info", pack_});
+    const ProgramOutcome outcome = run({"info", pack_});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("model         " + shown + " (mixed)\n"));
     EXPECT_EQ(outcome.out.find('\x1b'), outcome.out.npos);
@@ -205,7 +176,7 @@ TEST_F(Program, TooLittleMemoryIsOneLineAndABuildGoesOnLater) {
     int short_of_memory = 0;
     int done = 0;
     for (uint64_t limit = 8 * kMiB; limit < 512 * kMiB && done == 0; limit += 4 * kMiB) {
-        const Outcome outcome = run({"build", kTinyModel, pack_, "-q"}, limit);
+        const ProgramOutcome outcome = run({"build", kTinyModel, pack_, "-q"}, limit);
         SCOPED_TRACE(fmt::format("{} bytes: {} {}", limit, outcome.status, outcome.err));
         done += outcome.status == 0;
         if (outcome.status == 0 || outcome.status == 127) continue;  // done, or not loaded
@@ -227,7 +198,8 @@ TEST_F(Program, AHeaderLargerThanMemoryIsOneLine) {
     const std::vector<std::string> tokens(24, std::string(1'000'000, 'x'));
     metadata.set("tokenizer.ggml.tokens", GgufValue::strings(tokens));
     ASSERT_TRUE(write_gguf(scratch_ / "large.gguf", metadata, mixed_tensors()));
-    const Outcome outcome = run({"build", scratch_ / "large.gguf", pack_}, uint64_t{24} << 20);
+    const ProgramOutcome outcome =
+        run({"build", scratch_ / "large.gguf", pack_}, uint64_t{24} << 20);
     EXPECT_EQ(outcome.status, 1);
     EXPECT_EQ(outcome.err, "xp-pack: not enough memory\n");
     EXPECT_FALSE(std::filesystem::exists(pack_));
@@ -242,7 +214,7 @@ TEST_F(Program, TooLittleMemoryForVerifyingIsNoFaultOfThePack) {
     int short_of_memory = 0;
     int done = 0;
     for (uint64_t limit = 8 * kMiB; limit < 512 * kMiB && done == 0; limit += kMiB) {
-        const Outcome outcome = run({"verify", "--deep", "--json", pack_}, limit);
+        const ProgramOutcome outcome = run({"verify", "--deep", "--json", pack_}, limit);
         SCOPED_TRACE(fmt::format("{} bytes: {} {}", limit, outcome.status, outcome.err));
         done += outcome.status == 0;
         if (outcome.status == 0 || outcome.status == 127) continue;  // done, or not loaded
@@ -264,7 +236,7 @@ TEST_F(Program, TooFewDescriptorsForVerifyingAreNoFaultOfThePack) {
     int refused = 0;
     int done = 0;
     for (uint64_t files = 4; files < 64 && done == 0; ++files) {
-        const Outcome outcome = run({"verify", "--deep", "--json", pack_}, 0, files);
+        const ProgramOutcome outcome = run({"verify", "--deep", "--json", pack_}, 0, files);
         SCOPED_TRACE(fmt::format("{} files: {} {}", files, outcome.status, outcome.err));
         done += outcome.status == 0;
         if (outcome.status == 0 || outcome.status == 127) continue;
@@ -285,7 +257,7 @@ TEST_F(Program, ErrorsRepeatOfALongArgumentItsBeginningAndEnd) {
          {std::vector<std::string>{"build", kTinyModel, argument}, {"info", argument},
           {"build", kTinyModel, pack_, "--layout", argument},
           {"build", kTinyModel, pack_, "--reserve", argument}}) {
-        const Outcome outcome = run(command);
+        const ProgramOutcome outcome = run(command);
         EXPECT_NE(outcome.status, 0);
         EXPECT_THAT(outcome.err, AllOf(HasSubstr("begin"), HasSubstr(" ... ")));
         EXPECT_LT(outcome.err.size(), 1100u);
@@ -293,7 +265,7 @@ TEST_F(Program, ErrorsRepeatOfALongArgumentItsBeginningAndEnd) {
 }
 
 TEST_F(Program, PrintsVersionAndHelpOnStdout) {
-    Outcome outcome = run({"--version"});
+    ProgramOutcome outcome = run({"--version"});
     EXPECT_EQ(outcome.status, 0);
     EXPECT_EQ(outcome.out, "xp-pack " XP_VERSION "\n");
     outcome = run({"build", "--help"});
@@ -328,7 +300,7 @@ TEST_F(Program, StopsOnSignalsAndGoesOnLater) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
             ::kill(child, signal_number);
-            const Outcome outcome = finish(child);
+            const ProgramOutcome outcome = finish(child);
             stopped = outcome.status == 130 &&
                       outcome.err.find("run the same build again") != std::string::npos;
         }

@@ -1,11 +1,7 @@
 // xp-synth as scripts see it: exit codes, what goes to which stream, JSON, a drive that fails.
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
 #include <nlohmann/json.hpp>
 
-#include "tests/pack/pack_fixture.h"
+#include "tests/pack/program_runner.h"
 
 namespace xp::test {
 namespace {
@@ -16,35 +12,14 @@ using testing::IsEmpty;
 using testing::StartsWith;
 using Json = nlohmann::json;
 
-struct Outcome {
-    int status = 0;
-    std::string out;
-    std::string err;
-};
-
 class SynthProgram : public testing::Test {
 protected:
     // With `limit`, the most bytes a file may have.
-    Outcome run(std::vector<std::string> arguments, uint64_t limit = 0) const {
-        arguments.insert(arguments.begin(), XP_SYNTH_PROGRAM);
-        std::vector<char*> argv;
-        for (std::string& argument : arguments) argv.push_back(argument.data());
-        argv.push_back(nullptr);
-        const pid_t child = ::fork();
-        if (child == 0) {
-            ::dup2(::open((scratch_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
-            ::dup2(::open((scratch_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
-            const rlimit bytes{limit, limit};
-            if (limit > 0) ::setrlimit(RLIMIT_FSIZE, &bytes);
-            ::execv(argv[0], argv.data());
-            ::_exit(127);
-        }
-        int status = 0;
-        EXPECT_EQ(::waitpid(child, &status, 0), child);
-        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                read_bytes(scratch_ / "out"), read_bytes(scratch_ / "err")};
+    ProgramOutcome run(std::vector<std::string> arguments, uint64_t limit = 0) const {
+        return run_program(XP_SYNTH_PROGRAM, std::move(arguments), scratch_,
+                           {.file_bytes = limit});
     }
-    Outcome run_small(std::vector<std::string> arguments, uint64_t limit = 0) const {
+    ProgramOutcome run_small(std::vector<std::string> arguments, uint64_t limit = 0) const {
         const char* const small[] = {"flash:5:8", "--scale", "16", "--vocab", "512"};
         arguments.insert(arguments.begin(), std::begin(small), std::end(small));
         return run(std::move(arguments), limit);
@@ -55,7 +30,7 @@ protected:
 };
 
 TEST_F(SynthProgram, ADryRunTellsSizesAndWritesNothing) {
-    Outcome outcome = run({"flash:43", "--dry-run", "--json", "--pack", pack_});
+    ProgramOutcome outcome = run({"flash:43", "--dry-run", "--json", "--pack", pack_});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const Json json = Json::parse(outcome.out);
     EXPECT_EQ(json["recipe"], "xp-synth 1: flash:43:256 vocab 129280 scale 1 seed 1");
@@ -69,7 +44,7 @@ TEST_F(SynthProgram, ADryRunTellsSizesAndWritesNothing) {
 }
 
 TEST_F(SynthProgram, MakesPackAndGgufAndTellsTheOutcome) {
-    Outcome outcome = run_small({"--pack", pack_, "--json", "--seed", "7"});
+    ProgramOutcome outcome = run_small({"--pack", pack_, "--json", "--seed", "7"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.err, IsEmpty());
     const Json json = Json::parse(outcome.out);
@@ -89,7 +64,7 @@ TEST_F(SynthProgram, WrongUsageIsOneLineAndExitCodeTwo) {
         {"demo", "--scale", "2", "--pack", pack_}, {"demo", "--vocab", "9", "--pack", pack_},
         {"demo", "--threads", "0", "--pack", pack_}, {"demo", "--layout", "x", "--pack", pack_}};
     for (const auto& arguments : wrong) {
-        const Outcome outcome = run(arguments);
+        const ProgramOutcome outcome = run(arguments);
         EXPECT_EQ(outcome.status, 2) << testing::PrintToString(arguments);
         EXPECT_THAT(outcome.out, IsEmpty());
         EXPECT_THAT(outcome.err, StartsWith("xp-synth: "));
@@ -100,7 +75,7 @@ TEST_F(SynthProgram, WrongUsageIsOneLineAndExitCodeTwo) {
 TEST_F(SynthProgram, AWriteThatFailsLeavesNothingBehind) {
     // Above what the stripe needs and below resident.gguf, and below both.
     for (const uint64_t limit : {uint64_t{4} << 20, uint64_t{1} << 20}) {
-        Outcome outcome = run_small({"--pack", pack_, "-q"}, limit);
+        ProgramOutcome outcome = run_small({"--pack", pack_, "-q"}, limit);
         EXPECT_EQ(outcome.status, 1);
         EXPECT_THAT(outcome.err, HasSubstr(limit > (2u << 20) ? "resident.gguf" : "experts.000"));
         outcome = run_small({"--gguf", gguf_, "-q"}, limit);
