@@ -228,7 +228,7 @@ struct RouteArgs {
 
 // What work of a device costs the host, since the backend was opened.
 struct OperatorCounts {
-    uint64_t launches = 0;  // kernels, copies and graphs given to the device
+    uint64_t launches = 0;  // kernels given to the device
     uint64_t waits = 0;     // times that the host waited for it
     uint64_t wait_us = 0;   // and for how long together
 };

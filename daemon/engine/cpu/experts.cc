@@ -126,9 +126,7 @@ void CpuOperators::experts(const ExpertArgs& args) {
                 args.weights[uint64_t{work.rows[i]} * args.n_slots + work.choices[i]];
             for (uint64_t k = base + uint64_t{i} * mid + task.begin;
                  k < base + uint64_t{i} * mid + task.end; ++k) {
-                const float g = std::min(gates[k], args.limit);
-                const float u = std::clamp(ups[k], -args.limit, args.limit);
-                mids[k] = g / (1 + std::exp(-g)) * u * weight;
+                mids[k] = gated(gates[k], ups[k], args.limit) * weight;
             }
         }
     });

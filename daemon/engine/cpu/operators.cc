@@ -1,6 +1,5 @@
 #include "daemon/engine/cpu/operators.h"
 
-#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -97,10 +96,7 @@ void CpuOperators::matmul_gated(const Weight& gate, const Weight& up, const floa
     const Product products[] = {{gate, y}, {up, up_.data()}};
     matmuls(products, x, n_rows);
     for_ranges(up_.size(), 16, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t i = begin; i < end; ++i) {
-            const float g = std::min(y[i], limit);
-            y[i] = g / (1 + std::exp(-g)) * std::clamp(up_[i], -limit, limit);
-        }
+        for (uint64_t i = begin; i < end; ++i) y[i] = gated(y[i], up_[i], limit);
     });
 }
 

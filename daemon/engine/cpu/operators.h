@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "daemon/base/memory_meter.h"
@@ -90,6 +91,12 @@ inline const float* stored_row(const CpuKernels& kernels, const std::byte* rows,
     if (kv == KvType::kF32) return reinterpret_cast<const float*>(rows) + index * dim;
     kernels.half_to_float_row(reinterpret_cast<const uint16_t*>(rows) + index * dim, scratch, dim);
     return scratch;
+}
+
+// silu(min(gate, limit)) · clamp(up, ±limit)
+inline float gated(float gate, float up, float limit) {
+    const float g = std::min(gate, limit);
+    return g / (1 + std::exp(-g)) * std::clamp(up, -limit, limit);
 }
 
 // Turns adjacent pairs, or turns them back.
