@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include "daemon/tiers/host_memory.h"
 
 namespace xp {
 namespace {
@@ -101,16 +100,6 @@ TEST(SlotPlanTest, ATokenCannotUseNoneOrMoreExpertsThanALayerHas) {
     ASSERT_FALSE(plan);
     EXPECT_THAT(plan.error().message, HasSubstr("layer 1 has 8 experts"));
     EXPECT_FALSE(plan_slots(manifest({}), 0, 1, kInFlight));
-}
-
-TEST(HostMemoryTest, AReserveIsKeptAndUnreadableTextMeansNoLimit) {
-    EXPECT_EQ(usable_host_memory("MemTotal:       33554432 kB\nMemFree: 1 kB\n"
-                                 "MemAvailable:   16777216 kB\n"),
-              (uint64_t{16} << 30) - (uint64_t{2} << 30));
-    EXPECT_EQ(usable_host_memory("MemTotal: 1048576 kB\nMemAvailable: 1024 kB\n"), 0u);
-    EXPECT_EQ(usable_host_memory(""), UINT64_MAX);
-    EXPECT_EQ(usable_host_memory("MemTotal: many\nMemAvailable: 5 kB\n"), UINT64_MAX);
-    EXPECT_GT(usable_host_memory(), 0u);
 }
 
 }  // namespace
