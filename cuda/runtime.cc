@@ -1,6 +1,7 @@
 #include "cuda/runtime.h"
 
 #include "daemon/base/memory.h"
+#include "daemon/base/memory_file.h"
 #include "daemon/base/size.h"
 
 namespace xp::cuda {
@@ -16,11 +17,13 @@ uint64_t held_bytes(uint64_t bytes) {
 }  // namespace
 
 Error cuda_error(cudaError_t status, std::string_view what) {
+    const bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
     const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::kNoMemory
+                           : no_device                         ? ErrorCode::kNotFound
                            : device_lost(status)               ? ErrorCode::kDeviceLost
                                                                : ErrorCode::kInternal;
-    return make_error(code, "{}: {} ({})", what, cudaGetErrorName(status),
-                      cudaGetErrorString(status));
+    return make_error(code, "{}{}: {} ({})", what, no_device ? ": no CUDA device" : "",
+                      cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
 bool device_lost(cudaError_t status) {
@@ -30,6 +33,8 @@ bool device_lost(cudaError_t status) {
         case cudaErrorMemoryAllocation:
         case cudaErrorInvalidValue:
         case cudaErrorInvalidConfiguration:
+        case cudaErrorNoDevice:
+        case cudaErrorInsufficientDriver:
             return false;
         default:
             return true;
@@ -80,8 +85,10 @@ Result<Memory> Memory::pinned(uint64_t bytes, std::string_view what) {
     const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
     if (status != cudaSuccess) {
         cudaGetLastError();
-        return cuda_error(status, fmt::format("no {} of pinned host memory for {} (see also "
-                                              "LimitMEMLOCK)", format_size(bytes), what));
+        Error error = cuda_error(status, fmt::format("no {} of pinned host memory for {}",
+                                                     format_size(bytes), what));
+        if (error.code != ErrorCode::kNotFound) error.message += memlock_advice(bytes);
+        return error;
     }
     return Memory(data, bytes, true);
 }

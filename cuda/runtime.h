@@ -18,8 +18,8 @@
 
 namespace xp::cuda {
 
-// "WHAT: cudaErrorName (text)"; kNoMemory when the device has none left, kDeviceLost when
-// device_lost(), kInternal otherwise.
+// "WHAT: cudaErrorName (text)"; kNoMemory when the device has none left, kNotFound when there is no
+// device or no driver, kDeviceLost when device_lost(), kInternal otherwise.
 Error cuda_error(cudaError_t status, std::string_view what);
 
 // XP_CUDA(cudaFoo(...), "doing something");  in a function that returns Result.
@@ -61,7 +61,7 @@ Result<Stream> make_stream(std::string_view what);
 // For ordering streams; without time stamps, which cost more.
 Result<Event> make_event(std::string_view what);
 
-// Counts what Memory holds of all devices, in the pieces in which the driver gives it out.
+// Counts what Memory and Arena hold of all devices, in the pieces in which the driver gives it out.
 MemoryMeter& device_meter();
 
 // Bytes of the device or pinned host memory. Move-only.

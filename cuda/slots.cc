@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "cuda/arena_plan.h"
 #include "daemon/base/memory.h"
 #include "daemon/tiers/host_memory.h"
 
 namespace xp::cuda {
 namespace {
-
-// Memory comes in pieces of this size at most, so that shrinking a cache can give some back.
-constexpr uint64_t kArenaBytes = uint64_t{1} << 30;
 
 // Copies to RAM slots that may be under way when another is started: what is copied into the slot
 // then waits for all of them. One takes less than reading an expert from a drive does, and a layer
@@ -21,19 +19,23 @@ void keep(cudaError_t status, const char* what, std::optional<Error>& error) {
 }
 
 // Calls `add(address, bytes)` for each slot of all classes, in memory from `make(bytes)`.
-template <class Make, class Add>
-Result<void> divide(std::span<const SlotClass> classes, std::vector<Memory>& arenas, Make make,
+template <class Arena, class Make, class Add>
+Result<void> divide(std::span<const SlotClass> classes, std::vector<Arena>& arenas, Make make,
                     Add add) {
     for (const SlotClass& c : classes) {
-        const uint64_t per_arena = std::max<uint64_t>(1, kArenaBytes / c.stride);
-        for (uint64_t done = 0; done < c.slots; done += per_arena) {
-            const uint64_t n = std::min(per_arena, c.slots - done);
-            XP_TRY(Memory arena, make(n * c.stride));
+        for (const uint64_t n : slots_of_arenas(c.stride, c.slots)) {
+            XP_TRY(Arena arena, make(n * c.stride));
             for (uint64_t i = 0; i < n; ++i) add(arena.data() + i * c.stride, c.stride);
             arenas.push_back(std::move(arena));
         }
     }
     return {};
+}
+
+uint64_t largest_slot(std::span<const SlotClass> classes) {
+    uint64_t largest = 0;
+    for (const SlotClass& c : classes) largest = std::max(largest, c.stride);
+    return align_up(largest, kPageBytes);
 }
 
 }  // namespace
@@ -83,8 +85,9 @@ Result<std::unique_ptr<CudaSlotMemory>> CudaSlotMemory::create(cudaStream_t comp
     return memory;
 }
 
-// Copies may still write.
+// Copies may still write, and computations read: giving back arenas does not wait for either.
 CudaSlotMemory::~CudaSlotMemory() {
+    cudaStreamSynchronize(compute_);
     if (copy_.get() != nullptr) cudaStreamSynchronize(copy_.get());
     if (save_.get() != nullptr) cudaStreamSynchronize(save_.get());
 }
@@ -95,27 +98,38 @@ uint64_t CudaSlotMemory::usable() const {
     return free > options_.reserve_bytes ? free - options_.reserve_bytes : 0;
 }
 
+uint64_t CudaSlotMemory::buffer_bytes(std::span<const SlotClass> classes) const {
+    return options_.n_buffers * largest_slot(classes);
+}
+
 Result<void> CudaSlotMemory::allocate(std::span<const SlotClass> classes) {
-    uint64_t largest = 0;
-    for (const SlotClass& c : classes) largest = std::max(largest, c.stride);
-    XP_CHECK(divide(
-        classes, arenas_, [](uint64_t bytes) { return Memory::device(bytes, "expert slots"); },
-        [this](std::byte* address, uint64_t bytes) {
-            slots_.push_back({.address = address, .bytes = bytes});
-        }));
-    const uint64_t bytes = align_up(largest, kPageBytes);
-    XP_TRY(pool_, Memory::pinned(bytes * options_.n_buffers, "reads of experts"));
+    const Result<void> exportable = Arena::check_export();
+    if (!exportable) {
+        if (exportable.error().code != ErrorCode::kUnsupported) return exportable.error();
+        warning_ = fmt::format("the expert cache works, but will not outlive this process, because "
+                               "its GPU memory cannot have descriptors here ({}). ",
+                               exportable.error().message);
+    }
+    const auto make = [&](uint64_t bytes) {
+        return exportable ? Arena::create(bytes) : Arena::create_private(bytes);
+    };
+    XP_CHECK(divide(classes, arenas_, make, [this](std::byte* address, uint64_t bytes) {
+        slots_.push_back({.address = address, .bytes = bytes});
+    }));
+    const uint64_t bytes = largest_slot(classes);
+    XP_TRY(pool_, PinnedFile::create(buffer_bytes(classes), "reads of experts"));
     for (uint32_t i = 0; i < options_.n_buffers; ++i) {
         buffers_.push_back({.data = pool_.data() + i * bytes});
     }
     return {};
 }
 
-std::optional<uint64_t> CudaSlotMemory::usable_ram() const { return usable_host_memory(); }
+std::optional<uint64_t> CudaSlotMemory::usable_ram() const { return usable_file_memory(); }
 
 Result<void> CudaSlotMemory::allocate_ram(std::span<const SlotClass> classes) {
     return divide(
-        classes, ram_arenas_, [](uint64_t bytes) { return Memory::pinned(bytes, "the RAM tier"); },
+        classes, ram_arenas_,
+        [](uint64_t bytes) { return PinnedFile::create(bytes, "the RAM tier"); },
         [this](std::byte* data, uint64_t bytes) {
             ram_slots_.push_back({.data = data, .bytes = bytes});
         });

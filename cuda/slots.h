@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/arena.h"
+#include "cuda/pinned_file.h"
 #include "cuda/runtime.h"
 #include "daemon/tiers/slot_memory.h"
 
@@ -51,7 +53,9 @@ public:
     ~CudaSlotMemory() override;
 
     const char* name() const override { return "GPU memory"; }
+    std::string warning() const override { return warning_; }
     uint64_t usable() const override;
+    uint64_t buffer_bytes(std::span<const SlotClass> classes) const override;
     Result<void> allocate(std::span<const SlotClass> classes) override;
     std::optional<uint64_t> usable_ram() const override;
     Result<void> allocate_ram(std::span<const SlotClass> classes) override;
@@ -104,9 +108,10 @@ private:
     mutable StreamMarks saves_;              // of save_
     // What a stream waited for last of another's marks.
     uint64_t compute_waited_ = 0, copy_waited_ = 0, copy_waited_saves_ = 0, save_waited_ = 0;
-    std::vector<Memory> arenas_;
-    std::vector<Memory> ram_arenas_;
-    Memory pool_;
+    std::vector<Arena> arenas_;
+    std::vector<PinnedFile> ram_arenas_;
+    PinnedFile pool_;
+    std::string warning_;
     std::vector<Slot> slots_;
     std::vector<RamSlot> ram_slots_;
     std::vector<Buffer> buffers_;

@@ -57,12 +57,13 @@ Result<TierPlans> plan_tiers(const Manifest& manifest, const SlotMemory& memory,
     XP_TRY(plans.slots, fit(slots, options.bytes, memory.usable(), memory.name(), "expert cache",
                             warning));
     if (options.ram_bytes == 0) return plans;
-    const std::optional<uint64_t> usable = memory.usable_ram();
+    std::optional<uint64_t> usable = memory.usable_ram();
     if (!usable) {
         warning += fmt::format("a RAM tier of {} is not used: the expert cache is in {} itself. ",
                                format_size(options.ram_bytes), memory.name());
         return plans;
     }
+    *usable -= std::min(*usable, memory.buffer_bytes(plans.slots.classes));
     const auto ram = [&](uint64_t bytes) {
         return plan_ram_slots(manifest, bytes, options.top_k, kInFlight, plans.slots);
     };
@@ -176,6 +177,7 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadB
 
     XP_CHECK(memory->allocate(plan.classes));
     if (plans.ram.slots() > 0) XP_CHECK(memory->allocate_ram(plans.ram.classes));
+    warning += memory->warning();
     auto impl = std::make_unique<Impl>(pack, backend, std::move(memory), options, std::move(plans),
                                        std::move(layers), n_experts, std::move(policy));
     impl->warning = std::move(warning) + working_set_warning(impl->plan, options.top_k);

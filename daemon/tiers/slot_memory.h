@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "daemon/base/result.h"
 #include "daemon/tiers/slot_plan.h"
@@ -34,11 +35,16 @@ public:
     virtual const char* name() const = 0;
     // Bytes that slots may take now.
     virtual uint64_t usable() const = 0;
+    // Bytes of host memory that allocate() takes for buffers, beside slots on a device.
+    virtual uint64_t buffer_bytes(std::span<const SlotClass>) const { return 0; }
     // Once, before what follows; all slots of all classes.
     virtual Result<void> allocate(std::span<const SlotClass> classes) = 0;
 
-    // Bytes that RAM slots may take now; none where there can be no RAM slots, because slots are in
-    // RAM themselves.
+    // Empty, or a sentence about what allocate() could not do as it should.
+    virtual std::string warning() const { return ""; }
+
+    // Bytes of host memory that RAM slots and buffers may take now; none where there can be no RAM
+    // slots, because slots are in RAM themselves.
     virtual std::optional<uint64_t> usable_ram() const { return std::nullopt; }
     // RAM slots, of all classes: at most once, and only where usable_ram() is not none.
     virtual Result<void> allocate_ram(std::span<const SlotClass>) { return {}; }
