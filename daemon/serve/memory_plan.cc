@@ -34,6 +34,20 @@ Result<void> MemoryPlan::check() const {
                       sum, format_size(total), format_size(free), format_size(reserve));
 }
 
+Result<void> MemoryPlan::check_host() const {
+    if (!host_usable || buffers + ram_floor <= *host_usable) return {};
+    std::string sum = fmt::format("read buffers {}", format_size(buffers));
+    std::string keys = "end what else uses memory or raise the limit of the control group";
+    if (ram_floor > 0) {
+        sum += fmt::format(" + floor of {} RAM slots {} = {}", ram_floor_slots,
+                           format_size(ram_floor), format_size(buffers + ram_floor));
+        keys = "remove ram_tier of [cache], " + keys;
+    }
+    return make_error(ErrorCode::kNoMemory,
+                      "{}, but only {} of host memory are usable beside the device: {}", sum,
+                      format_size(*host_usable), keys);
+}
+
 std::vector<std::string> MemoryPlan::lines(const std::string& backend) const {
     std::vector<std::string> lines;
     if (device) {
@@ -55,6 +69,11 @@ std::vector<std::string> MemoryPlan::lines(const std::string& backend) const {
     add("expert slots", slots, fmt::format("fewest: {}", format_size(floor)));
     add("together", planned(), "");
     if (device) add("stays free", free - std::min(free, planned()), "");
+    if (host_usable) {
+        lines.push_back(fmt::format("host memory plan: {} are usable", format_size(*host_usable)));
+        add("read buffers", buffers, "pinned");
+        add("RAM tier", ram, ram == 0 ? "" : "pinned");
+    }
     return lines;
 }
 

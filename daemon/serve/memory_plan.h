@@ -8,6 +8,10 @@
 // for as many as may exist at a time; the slots get the rest. Where the host computes, a share of
 // its memory takes the place of the rest, and nothing is refused here: host memory is taken as it
 // is used, and the expert cache looks at what there is.
+//
+// Beside a device, host memory is planned too, for what is pinned in it is taken at once:
+//
+//   read buffers + RAM slots ≤ usable host memory (daemon/tiers/host_memory.h)
 #pragma once
 
 #include <algorithm>
@@ -37,6 +41,13 @@ struct MemoryPlan {
     uint32_t chunk_rows = 0;
     uint32_t sequences = 0;
 
+    // Host memory beside the device; none where slots are in it themselves.
+    std::optional<uint64_t> host_usable;
+    uint64_t buffers = 0;        // reads on their way to slots
+    uint64_t ram_floor = 0;      // fewest RAM slots of the models that are to have some
+    uint64_t ram_floor_slots = 0;
+    uint64_t ram = 0;            // RAM slots
+
     uint64_t usable() const;
     uint64_t fixed() const { return weights + workspace + state; }
     uint64_t planned() const { return fixed() + slots; }
@@ -46,6 +57,9 @@ struct MemoryPlan {
     // Refuses with the numbers known so far when not even the floor fits: kInvalidArgument when a
     // limit of the configuration stands in the way, kNoMemory when the device does.
     Result<void> check() const;
+    // The same of host memory: kNoMemory.
+    Result<void> check_host() const;
+    uint64_t host_rest() const { return *host_usable - std::min(*host_usable, buffers); }
     // Lines for people.
     std::vector<std::string> lines(const std::string& backend) const;
 };

@@ -83,6 +83,7 @@ Result<std::unique_ptr<ModelHost>> ModelHost::open(const HostOptions& options,
         if (!opened) return naming(source, std::move(opened).error());
         opening.push_back(*std::move(opened));
     }
+    XP_CHECK(host->plan_host(opening));
     XP_CHECK(host->load_weights(opening, progress));
     XP_TRY(const uint64_t not_kept, host->take_workspace(opening, progress));
     XP_CHECK(host->make_caches(opening, options, not_kept));
@@ -106,6 +107,14 @@ Result<void> ModelHost::begin_plan(const HostOptions& options) {
     plan_.reserve = memory.reserve;
     plan_.limit = options.vram_limit;
     return {};
+}
+
+Result<void> ModelHost::plan_host(std::span<const Opening> opening) {
+    if (!plan_.device) return {};
+    XP_TRY(const std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
+    plan_.host_usable = memory->usable_ram();
+    for (const Opening& model : opening) plan_.buffers += memory->buffer_bytes(model.all.classes);
+    return plan_.check_host();
 }
 
 std::string ModelHost::compare_memory() {
@@ -243,6 +252,7 @@ Result<void> ModelHost::make_caches(std::span<Opening> opening, const HostOption
         bytes = memory->usable() / 2;
     }
     const std::vector<uint64_t> given = divide_slots(bytes, wishes);
+    XP_TRY(const std::vector<uint64_t> ram, divide_ram(opening, options, given));
     for (size_t i = 0; i < opening.size(); ++i) {
         Opening& model = opening[i];
         const uint64_t wanted = std::min(wishes[i].asked.value_or(0), wishes[i].all);
@@ -254,16 +264,56 @@ Result<void> ModelHost::make_caches(std::span<Opening> opening, const HostOption
                                             model.source->name, format_size(wanted),
                                             format_size(given[i])));
         }
-        if (auto made = make_cache(model, options, slots); !made) {
+        if (auto made = make_cache(model, options, slots, ram[i]); !made) {
             return naming(*model.source, std::move(made).error());
         }
         plan_.slots += model.served->cache->stats().slot_bytes;
+        plan_.ram += model.served->cache->stats().ram_slot_bytes;
     }
     return {};
 }
 
-Result<void> ModelHost::make_cache(Opening& opening, const HostOptions& options, uint64_t bytes) {
-    const CacheOptions cache_options = {.bytes = bytes, .ram_bytes = options.ram_bytes.value_or(0),
+Result<std::vector<uint64_t>> ModelHost::divide_ram(std::span<const Opening> opening,
+                                                    const HostOptions& options,
+                                                    std::span<const uint64_t> slots) {
+    const uint64_t asked = options.ram_bytes.value_or(0);
+    std::vector<uint64_t> given(opening.size(), asked);
+    if (!plan_.host_usable || asked == 0) return given;
+    XP_TRY(const std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
+    plan_.host_usable = memory->usable_ram();  // by now weights may have taken some
+    std::vector<SlotWish> wishes;
+    for (size_t i = 0; i < opening.size(); ++i) {
+        const Opening& model = opening[i];
+        // What is of use; what no cache can be made of is for the cache to refuse.
+        const Manifest& manifest = model.served->pack->manifest();
+        uint64_t useful = asked;
+        if (const auto first = plan_slots(manifest, slots[i], model.top_k,
+                                          ExpertCache::kInFlightSlots)) {
+            const auto ram = plan_ram_slots(manifest, asked, model.top_k,
+                                            ExpertCache::kInFlightSlots, *first);
+            if (ram) useful = ram->bytes();
+        }
+        const uint64_t floor = std::min(useful, model.all.floor_bytes());
+        wishes.push_back({useful, floor, useful});
+        plan_.ram_floor += floor;
+        plan_.ram_floor_slots += floor == 0 ? 0 : model.all.floor_slots();
+    }
+    XP_CHECK(plan_.check_host());
+    const std::vector<uint64_t> divided = divide_slots(plan_.host_rest(), wishes);
+    for (size_t i = 0; i < opening.size(); ++i) {
+        if (divided[i] == *wishes[i].asked) continue;
+        given[i] = divided[i];
+        warnings_.push_back(fmt::format(
+            "model {}: the RAM tier was cut from {} to {}: of {} of usable host memory, {} are for "
+            "read buffers", opening[i].source->name, format_size(*wishes[i].asked),
+            format_size(divided[i]), format_size(*plan_.host_usable), format_size(plan_.buffers)));
+    }
+    return given;
+}
+
+Result<void> ModelHost::make_cache(Opening& opening, const HostOptions& options, uint64_t bytes,
+                                   uint64_t ram_bytes) {
+    const CacheOptions cache_options = {.bytes = bytes, .ram_bytes = ram_bytes,
                                         .policy = options.policy, .verify = options.verify,
                                         .top_k = opening.top_k};
     ServedModel& served = *opening.served;

@@ -126,13 +126,19 @@ private:
         SlotPlan all;  // slots for every expert
     };
     Result<void> begin_plan(const HostOptions& options);
+    Result<void> plan_host(std::span<const Opening> opening);
+    // RAM slots of each model, in bytes, beside so many bytes of slots.
+    Result<std::vector<uint64_t>> divide_ram(std::span<const Opening> opening,
+                                             const HostOptions& options,
+                                             std::span<const uint64_t> slots);
     Result<Opening> open_pack(const ModelSource& source, const HostOptions& options);
     Result<void> load_weights(std::span<Opening> opening, const Progress& progress);
     // Returns what of the workspace is not kept between passes.
     Result<uint64_t> take_workspace(std::span<Opening> opening, const Progress& progress);
     Result<void> make_caches(std::span<Opening> opening, const HostOptions& options,
                              uint64_t not_kept);
-    Result<void> make_cache(Opening& opening, const HostOptions& options, uint64_t bytes);
+    Result<void> make_cache(Opening& opening, const HostOptions& options, uint64_t bytes,
+                            uint64_t ram_bytes);
 
     std::string backend_;
     std::vector<std::string> warnings_;

@@ -68,6 +68,9 @@ Json memory_object(const MemoryPlan& plan, std::optional<uint64_t> measured) {
             {"total_bytes", of_device(plan.total)},
             {"free_bytes", of_device(plan.free)},
             {"reserve_bytes", of_device(plan.reserve)},
+            {"host_usable_bytes", plan.host_usable ? Json(*plan.host_usable) : Json(nullptr)},
+            {"read_buffer_bytes", plan.buffers},
+            {"ram_tier_bytes", plan.ram},
             {"measured_bytes", measured ? Json(*measured) : Json(nullptr)}};
 }
 
@@ -102,7 +105,11 @@ Json model_object(const ServedModel& served, uint64_t sequences) {
                   {"weight_bytes", info.weight_bytes},
                   {"sequence_bytes", info.sequence_bytes},
                   {"sequences", sequences}};
-    model["cache"] = served.cache ? cache_object(served.cache->stats()) : Json(nullptr);
+    model["cache"] = nullptr;
+    if (served.cache) {
+        model["cache"] = cache_object(served.cache->stats());
+        model["cache"]["warning"] = served.cache->warning();
+    }
     return model;
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kMega = uint64_t{1} << 20;
 
 // Elsewhere slots do without descriptors, and there is nothing to test.
 class CudaArena : public testing::Test {
@@ -48,15 +48,15 @@ TEST_F(CudaArena, IsCountedInTheDriversPiecesUntilItIsGone) {
     MemoryMeter& meter = device_meter();
     const uint64_t before = meter.now();
     {
-        const Arena exact = make(256 * kMiB);
-        EXPECT_EQ(meter.now() - before, 256 * kMiB);
-        EXPECT_EQ(exact.bytes(), 256 * kMiB);
-        const Arena odd = make(2 * kMiB + 4096);
-        EXPECT_EQ(meter.now() - before, 260 * kMiB);
-        EXPECT_EQ(odd.bytes(), 2 * kMiB + 4096);
-        Arena moved = make(2 * kMiB);
+        const Arena exact = make(256 * kMega);
+        EXPECT_EQ(meter.now() - before, 256 * kMega);
+        EXPECT_EQ(exact.bytes(), 256 * kMega);
+        const Arena odd = make(2 * kMega + 4096);
+        EXPECT_EQ(meter.now() - before, 260 * kMega);
+        EXPECT_EQ(odd.bytes(), 2 * kMega + 4096);
+        Arena moved = make(2 * kMega);
         moved = Arena();
-        EXPECT_EQ(meter.now() - before, 260 * kMiB);
+        EXPECT_EQ(meter.now() - before, 260 * kMega);
     }
     EXPECT_EQ(meter.now(), before);
 }
@@ -65,17 +65,17 @@ TEST_F(CudaArena, WhatItsDescriptorIsImportedAsHasTheSameBytes) {
     const unsigned seed = std::random_device{}();
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    std::vector<uint32_t> words(64 * kMiB / sizeof(uint32_t));
+    std::vector<uint32_t> words(64 * kMega / sizeof(uint32_t));
     for (uint32_t& word : words) word = random();
     const uint64_t before = device_meter().now();
     {
-        Arena first = make(64 * kMiB);
+        Arena first = make(64 * kMega);
         ASSERT_NE(first.data(), nullptr);
         ASSERT_EQ(cudaMemcpy(first.data(), words.data(), first.bytes(), cudaMemcpyHostToDevice),
                   cudaSuccess);
         auto fd = first.export_fd();
         ASSERT_TRUE(fd.ok()) << fd.error().message;
-        auto second = Arena::import(fd->get(), 64 * kMiB);
+        auto second = Arena::import(fd->get(), 64 * kMega);
         ASSERT_TRUE(second.ok()) << second.error().message;
         EXPECT_NE(second->data(), first.data());
         EXPECT_EQ(words_of(*second), words);
@@ -87,7 +87,7 @@ TEST_F(CudaArena, WhatItsDescriptorIsImportedAsHasTheSameBytes) {
         EXPECT_EQ(words_of(*second)[1024], words[1024]);
         *second = Arena();
         // By now only the descriptor keeps it.
-        auto third = Arena::import(fd->get(), 64 * kMiB);
+        auto third = Arena::import(fd->get(), 64 * kMega);
         ASSERT_TRUE(third.ok()) << third.error().message;
         EXPECT_EQ(words_of(*third)[1023], 0x5a5a5a5au);
         EXPECT_EQ(words_of(*third).back(), words.back());
@@ -135,17 +135,17 @@ TEST_F(CudaArena, OfTooMuchMemoryOrOfNoMemoryIsAnErrorThatHarmsNothing) {
     ASSERT_FALSE(large);
     EXPECT_THAT(large.error().message, HasSubstr("no 32.0 TiB of exportable GPU memory"));
     EXPECT_NE(large.error().code, ErrorCode::kDeviceLost);
-    auto file = MemoryFile::create(2 * kMiB, "a test");
+    auto file = MemoryFile::create(2 * kMega, "a test");
     ASSERT_TRUE(file);
-    const auto foreign = Arena::import(file->fd(), 2 * kMiB);
+    const auto foreign = Arena::import(file->fd(), 2 * kMega);
     ASSERT_FALSE(foreign);
     EXPECT_THAT(foreign.error().message, HasSubstr("taking over 2.00 MiB of GPU memory"));
     EXPECT_NE(foreign.error().code, ErrorCode::kDeviceLost);
-    const Arena small = make(2 * kMiB);
+    const Arena small = make(2 * kMega);
     const auto fd = small.export_fd();
     ASSERT_TRUE(fd);
-    EXPECT_FALSE(Arena::import(fd->get(), 64 * kMiB));  // more than it is
-    EXPECT_EQ(device_meter().now(), before + 2 * kMiB);
+    EXPECT_FALSE(Arena::import(fd->get(), 64 * kMega));  // more than it is
+    EXPECT_EQ(device_meter().now(), before + 2 * kMega);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
@@ -153,9 +153,9 @@ TEST_F(CudaArena, OfTooMuchMemoryOrOfNoMemoryIsAnErrorThatHarmsNothing) {
 TEST(CudaPrivateArena, HasNoDescriptor) {
     const uint64_t before = device_meter().now();
     {
-        const auto arena = Arena::create_private(3 * kMiB);
+        const auto arena = Arena::create_private(3 * kMega);
         ASSERT_TRUE(arena.ok()) << arena.error().message;
-        EXPECT_EQ(device_meter().now(), before + 4 * kMiB);
+        EXPECT_EQ(device_meter().now(), before + 4 * kMega);
         EXPECT_EQ(cudaMemset(arena->data(), 1, arena->bytes()), cudaSuccess);
         const auto fd = arena->export_fd();
         ASSERT_FALSE(fd);
@@ -165,20 +165,20 @@ TEST(CudaPrivateArena, HasNoDescriptor) {
 }
 
 TEST(CudaPinnedFile, IsCopiedFromAndToByTheDevice) {
-    auto file = PinnedFile::create(8 * kMiB, "a test");
+    auto file = PinnedFile::create(8 * kMega, "a test");
     ASSERT_TRUE(file.ok()) << file.error().message;
     cudaPointerAttributes attributes{};
     ASSERT_EQ(cudaPointerGetAttributes(&attributes, file->data() + 4096), cudaSuccess);
     EXPECT_EQ(attributes.type, cudaMemoryTypeHost);  // pinned, and known to the runtime
-    const auto memory = Memory::device(8 * kMiB, "a test");
+    const auto memory = Memory::device(8 * kMega, "a test");
     ASSERT_TRUE(memory);
-    std::memset(file->data(), 0x77, 8 * kMiB);
-    ASSERT_EQ(cudaMemcpy(memory->data(), file->data(), 8 * kMiB, cudaMemcpyHostToDevice),
+    std::memset(file->data(), 0x77, 8 * kMega);
+    ASSERT_EQ(cudaMemcpy(memory->data(), file->data(), 8 * kMega, cudaMemcpyHostToDevice),
               cudaSuccess);
-    std::memset(file->data(), 0, 8 * kMiB);
-    ASSERT_EQ(cudaMemcpy(file->data(), memory->data(), 8 * kMiB, cudaMemcpyDeviceToHost),
+    std::memset(file->data(), 0, 8 * kMega);
+    ASSERT_EQ(cudaMemcpy(file->data(), memory->data(), 8 * kMega, cudaMemcpyDeviceToHost),
               cudaSuccess);
-    EXPECT_EQ(file->data()[8 * kMiB - 1], std::byte{0x77});
+    EXPECT_EQ(file->data()[8 * kMega - 1], std::byte{0x77});
     // Kept by its descriptor and pinned again.
     UniqueFd kept(::dup(file->file().fd()));
     *file = PinnedFile();
@@ -191,7 +191,7 @@ TEST(CudaPinnedFile, IsCopiedFromAndToByTheDevice) {
 
 // More than one arena can hold: slots of all of them are their own memory.
 TEST_F(CudaArena, SlotsOfAClassGoIntoSeveral) {
-    constexpr uint64_t kStride = 96 * kMiB, kSlots = 23;
+    constexpr uint64_t kStride = 96 * kMega, kSlots = 23;
     size_t free = 0, total = 0;
     ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
     if (free < 3 * (uint64_t{1} << 30)) GTEST_SKIP() << "too little free memory";

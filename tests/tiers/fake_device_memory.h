@@ -20,6 +20,7 @@ struct FakeDeviceOptions {
     uint64_t usable_ram = UINT64_MAX;
     uint32_t n_buffers = 3;
     uint32_t refused_saves = 0;  // one in so many is; 0: none, 1: all
+    std::string warning = "";
 };
 
 class FakeDeviceMemory final : public SlotMemory {
@@ -29,6 +30,12 @@ public:
 
     const char* name() const override { return "fake memory"; }
     uint64_t usable() const override { return options_.usable; }
+    uint64_t buffer_bytes(std::span<const SlotClass> classes) const override {
+        uint64_t largest = 0;
+        for (const SlotClass& c : classes) largest = std::max(largest, c.stride);
+        return options_.n_buffers * largest;
+    }
+    std::string warning() const override { return options_.warning; }
     std::optional<uint64_t> usable_ram() const override { return options_.usable_ram; }
     Result<void> allocate(std::span<const SlotClass> classes) override {
         add_places(classes, slots_);

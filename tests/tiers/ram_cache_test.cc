@@ -125,12 +125,14 @@ TEST_F(RamCacheTest, BelowItsHardFloorItIsRefusedWithTheNumbers) {
 
 TEST_F(RamCacheTest, MemoryThatIsNotThereCutsItOrRefuses) {
     const uint64_t stride = pack_.stride();
+    // Three of the ten that are there are for read buffers.
     const auto cut = create(6 * stride, 10 * stride, std::make_unique<FakeDeviceMemory>(
-        1, FakeDeviceOptions{.usable_ram = 7 * stride + 5}));
+        1, FakeDeviceOptions{.usable_ram = 10 * stride + 5, .warning = "about slots"}));
     ASSERT_TRUE(cut) << cut.error().message;
     EXPECT_EQ((*cut)->stats().ram_slots, 7u);
     EXPECT_EQ((*cut)->stats().ram_slot_bytes, 7 * stride);
-    EXPECT_THAT((*cut)->warning(), HasSubstr("the RAM tier was cut from"));
+    EXPECT_THAT((*cut)->warning(),
+                AllOf(HasSubstr("the RAM tier was cut from"), HasSubstr("about slots")));
 
     const auto refused = create(6 * stride, 10 * stride, std::make_unique<FakeDeviceMemory>(
         1, FakeDeviceOptions{.usable_ram = stride}));
