@@ -80,8 +80,6 @@ struct Rows {
     uint64_t row_bytes;
     uint32_t cols;
     uint32_t block_elements, block_bytes;
-    const uint32_t* ids;
-    uint64_t first;
     float* to;
 };
 
@@ -94,8 +92,7 @@ __global__ void dequantise_rows(const Rows rows) {
     after_previous();  // the rows that are written may be in use
     if (block >= n_blocks) return;
     const uint64_t r = blockIdx.y;
-    const uint64_t row = rows.ids != nullptr ? rows.ids[r] : rows.first + r;
-    const std::byte* stored = rows.table + row * rows.row_bytes;
+    const std::byte* stored = rows.table + r * rows.row_bytes;
     float* to = rows.to + r * rows.cols + uint64_t{block} * rows.block_elements;
     if (!rows.split) {
         return dequantise(rows.type, stored + uint64_t{block} * rows.block_bytes, to,
@@ -117,8 +114,7 @@ __global__ void dequantise_rows(const Rows rows) {
 }  // namespace
 
 void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64_t row_bytes,
-                       uint32_t cols, const uint32_t* ids, uint64_t first, uint32_t n_rows,
-                       float* rows, cudaStream_t stream) {
+                       uint32_t cols, uint32_t n_rows, float* rows, cudaStream_t stream) {
     constexpr uint32_t kThreads = 128;
     constexpr uint32_t kMaxGridRows = 65'535;
     const TypeTraits& traits = traits_of(static_cast<GgmlType>(type));
@@ -126,12 +122,11 @@ void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64
     const uint32_t block_elements =
         traits.block_elements == 1 ? std::min(cols & (~cols + 1), 32u) : traits.block_elements;
     Rows args{traits.type, split, table, row_bytes, cols, block_elements,
-              traits.block_bytes * (block_elements / traits.block_elements), ids, first, rows};
+              traits.block_bytes * (block_elements / traits.block_elements), rows};
     const uint32_t blocks = cols / block_elements;
     for (uint32_t done = 0; done < n_rows; done += kMaxGridRows) {
         const uint32_t n = std::min(kMaxGridRows, n_rows - done);
-        if (ids != nullptr) args.ids = ids + done;
-        args.first = first + done;
+        args.table = table + done * row_bytes;
         args.to = rows + uint64_t{done} * cols;
         launch(dequantise_rows, dim3((blocks + kThreads - 1) / kThreads, n), kThreads, 0, stream,
                args);

@@ -215,11 +215,10 @@ void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream)
 
 // ---- dequantise.cu ------------------------------------------------------------------------------
 
-// Rows of any type as float32, exactly as its dequantise function does: rows[i] = table row
-// ids[i], or row first + i where ids is null. `type` is the GgmlType's number; layouts as stored.
+// Rows of any type as float32, exactly as its dequantise function does. `type` is the GgmlType's
+// number; layouts as stored.
 void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64_t row_bytes,
-                       uint32_t cols, const uint32_t* ids, uint64_t first, uint32_t n_rows,
-                       float* rows, cudaStream_t stream);
+                       uint32_t cols, uint32_t n_rows, float* rows, cudaStream_t stream);
 
 // ---- probe.cu -----------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ public:
     void upload(std::byte* to, std::span<const std::byte> host_from) override;
     void download(std::span<std::byte> host_to, const std::byte* from) const override;
 
-    void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
+    void embed(const Weight& host_table, std::span<const TokenId> host_tokens, uint32_t streams,
                float* state) override;
     void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,

@@ -1,5 +1,6 @@
 // The operators that are products with weights: which kernel, which jobs.
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/operators.h"
 
@@ -38,24 +39,37 @@ Weight CudaOperators::unpacked(const Weight& w, Scratch& scratch) {
         scratch.reserve(uint64_t{w.rows} * w.cols * sizeof(float), stream_, error_);
     if (!error_) {
         launch_dequantise(static_cast<uint32_t>(w.type), w.layout == StorageLayout::kSplit, w.data,
-                          row_bytes(w.type, w.cols), w.cols, nullptr, 0, w.rows,
+                          row_bytes(w.type, w.cols), w.cols, w.rows,
                           reinterpret_cast<float*>(rows), stream_);
     }
     return {GgmlType::kF32, StorageLayout::kGgml, w.rows, w.cols, rows};
 }
 
-void CudaOperators::embed(const Weight& table, std::span<const TokenId> host_tokens,
+// The rows come from the host as they are stored, in pieces that the ring has room for.
+void CudaOperators::embed(const Weight& host_table, std::span<const TokenId> host_tokens,
                           uint32_t streams, float* state) {
     const auto n_rows = static_cast<uint32_t>(host_tokens.size());
-    std::vector<uint32_t> ids(host_tokens.begin(), host_tokens.end());
-    const uint32_t* device_ids = push(std::span<const uint32_t>(ids));
+    const uint32_t cols = host_table.cols;
+    const uint64_t bytes = row_bytes(host_table.type, cols);
     auto* rows = reinterpret_cast<float*>(
-        work_.reserve(uint64_t{n_rows} * table.cols * sizeof(float), stream_, error_));
+        work_.reserve(uint64_t{n_rows} * cols * sizeof(float), stream_, error_));
+    const auto piece = static_cast<uint32_t>(
+        std::clamp<uint64_t>(ArgumentRing::kBytes / 2 / bytes, 1, std::max(n_rows, 1u)));
+    std::vector<std::byte> stored(piece * bytes);
+    for (uint32_t done = 0; done < n_rows; done += piece) {
+        const uint32_t n = std::min(piece, n_rows - done);
+        for (uint32_t i = 0; i < n; ++i) {
+            const auto token = static_cast<uint64_t>(host_tokens[done + i]);
+            std::memcpy(&stored[i * bytes], host_table.data + token * bytes, bytes);
+        }
+        const std::byte* table = push(std::span<const std::byte>(stored).first(n * bytes));
+        if (error_) return;
+        launch_dequantise(static_cast<uint32_t>(host_table.type),
+                          host_table.layout == StorageLayout::kSplit, table, bytes, cols, n,
+                          rows + uint64_t{done} * cols, stream_);
+    }
     if (error_) return;
-    launch_dequantise(static_cast<uint32_t>(table.type), table.layout == StorageLayout::kSplit,
-                      table.data, row_bytes(table.type, table.cols), table.cols, device_ids, 0,
-                      n_rows, rows, stream_);
-    launch_spread(rows, n_rows, streams, table.cols, state, stream_);
+    launch_spread(rows, n_rows, streams, cols, state, stream_);
 }
 
 // `args` says everything but the jobs and how `w` is stored, which has a kernel.

@@ -35,9 +35,9 @@ public:
     void download(std::span<std::byte> host_to, const std::byte* from) const override {
         ops_->download(host_to, from);
     }
-    void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
+    void embed(const Weight& host_table, std::span<const TokenId> host_tokens, uint32_t streams,
                float* state) override {
-        timed("embed", 0, [&] { ops_->embed(table, host_tokens, streams, state); });
+        timed("embed", 0, [&] { ops_->embed(host_table, host_tokens, streams, state); });
     }
     void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override {
         uint64_t bytes = 0;

@@ -38,7 +38,7 @@ struct ModelInfo {
     uint32_t top_k = 0;
     uint64_t context = 0;           // as configured
     uint64_t context_max = 0;       // what the model was made for
-    uint64_t weight_bytes = 0;      // resident weights in the backend's memory
+    uint64_t weight_bytes = 0;      // resident weights, those in host memory included
     uint64_t sequence_bytes = 0;    // state of one sequence at full context
 };
 

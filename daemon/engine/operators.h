@@ -252,9 +252,11 @@ public:
     virtual void download(std::span<std::byte> host_to, const std::byte* from) const = 0;
 
     // ---- matrices ---------------------------------------------------------------------------
-    // state[row][s] = table row of token, for every stream s.
-    virtual void embed(const Weight& table, std::span<const TokenId> host_tokens, uint32_t streams,
-                       float* state) = 0;
+    // state[row][s] = table row of token, for every stream s. The table is in host memory, in any
+    // layout that resident_layout() may name or in kGgml: a pass needs a few rows of what is a
+    // gigabyte in large models.
+    virtual void embed(const Weight& host_table, std::span<const TokenId> host_tokens,
+                       uint32_t streams, float* state) = 0;
     // y[row][o] = Σ_i w[o][i]·x[row][i], for all products; their cols are the same.
     virtual void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) = 0;
     void matmul(const Weight& w, const float* x, uint32_t n_rows, float* y) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+
+#include "daemon/base/memory.h"
 
 namespace xp {
 namespace {
@@ -30,6 +33,11 @@ Result<void> check_type(const TensorInfo& tensor) {
 
 }  // namespace
 
+uint64_t host_weight_bytes(const GgufFile& file) {
+    const TensorInfo* tensor = file.find_tensor(kEmbedding);
+    return tensor == nullptr ? 0 : tensor->bytes;
+}
+
 Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
     XP_TRY(const TensorInfo* tensor, find(names, {cols, rows}));
     if (tensor == nullptr) return Weight{};
@@ -57,6 +65,21 @@ Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
                            .data = buffer.data()};
     bytes_ += tensor->bytes;
     buffers_.push_back(std::move(buffer));
+    return weight;
+}
+
+Result<Weight> WeightLoader::host_matrix(Names names, uint64_t rows, uint64_t cols) {
+    XP_TRY(const TensorInfo* tensor, find(names, {cols, rows}));
+    if (tensor == nullptr) return Weight{};
+    XP_CHECK(check_type(*tensor));
+    XP_TRY(PageBuffer pages, PageBuffer::allocate(tensor->bytes, tensor->name));
+    XP_CHECK(file_.read_tensor(*tensor, 0, std::span(pages.data(), tensor->bytes)));
+    const Weight weight = {.type = tensor->type, .layout = StorageLayout::kGgml,
+                           .rows = static_cast<uint32_t>(rows), .cols = static_cast<uint32_t>(cols),
+                           .data = pages.data()};
+    bytes_ += tensor->bytes;
+    auto owner = std::make_shared<PageBuffer>(std::move(pages));
+    buffers_.emplace_back(owner->data(), tensor->bytes, [owner](std::byte*) {});
     return weight;
 }
 

@@ -11,6 +11,12 @@
 
 namespace xp {
 
+// The matrix of token embeddings, in every architecture. It stays in host memory, whatever
+// computes: see Operators::embed().
+inline constexpr char kEmbedding[] = "token_embd.weight";
+// Its bytes in that file.
+uint64_t host_weight_bytes(const GgufFile& file);
+
 // Owns what it loaded. Names lists aliases, most usual first; a wrong shape is kCorrupt with both
 // shapes. A missing tensor is only noted, and something empty comes in its place, so that a file
 // of another converter is told with everything it lacks: call check_complete() before use.
@@ -22,6 +28,8 @@ public:
 
     // A matrix in its stored type.
     Result<Weight> matrix(Names names, uint64_t rows, uint64_t cols);
+    // The same in host memory, as Operators::embed() wants it.
+    Result<Weight> host_matrix(Names names, uint64_t rows, uint64_t cols);
     // Any float-like tensor as float32.
     Result<const float*> floats(Names names, std::initializer_list<uint64_t> ne);
     // An I32 tensor in host memory.

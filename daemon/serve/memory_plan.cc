@@ -35,17 +35,18 @@ Result<void> MemoryPlan::check() const {
 }
 
 Result<void> MemoryPlan::check_host() const {
-    if (!host_usable || buffers + ram_floor <= *host_usable) return {};
-    std::string sum = fmt::format("read buffers {}", format_size(buffers));
+    const uint64_t needed = host_fixed() + ram_floor;
+    if (!host_usable || needed <= *host_usable) return {};
+    std::string sum = fmt::format("embeddings {} + read buffers {}", format_size(host_weights),
+                                  format_size(buffers));
     std::string keys = "end what else uses memory or raise the limit of the control group";
     if (ram_floor > 0) {
-        sum += fmt::format(" + floor of {} RAM slots {} = {}", ram_floor_slots,
-                           format_size(ram_floor), format_size(buffers + ram_floor));
+        sum += fmt::format(" + floor of {} RAM slots {}", ram_floor_slots, format_size(ram_floor));
         keys = "remove ram_tier of [cache], " + keys;
     }
     return make_error(ErrorCode::kNoMemory,
-                      "{}, but only {} of host memory are usable beside the device: {}", sum,
-                      format_size(*host_usable), keys);
+                      "{} = {}, but only {} of host memory are usable beside the device: {}", sum,
+                      format_size(needed), format_size(*host_usable), keys);
 }
 
 std::vector<std::string> MemoryPlan::lines(const std::string& backend) const {
@@ -71,6 +72,7 @@ std::vector<std::string> MemoryPlan::lines(const std::string& backend) const {
     if (device) add("stays free", free - std::min(free, planned()), "");
     if (host_usable) {
         lines.push_back(fmt::format("host memory plan: {} are usable", format_size(*host_usable)));
+        add("embeddings", host_weights, "");
         add("read buffers", buffers, "pinned");
         add("RAM tier", ram, ram == 0 ? "" : "pinned");
     }

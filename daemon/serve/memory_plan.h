@@ -11,7 +11,7 @@
 //
 // Beside a device, host memory is planned too, for what is pinned in it is taken at once:
 //
-//   read buffers + RAM slots ≤ usable host memory (daemon/tiers/host_memory.h)
+//   embeddings + read buffers + RAM slots ≤ usable host memory (daemon/tiers/host_memory.h)
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct MemoryPlan {
     uint64_t reserve = 0;        // to stay free
     std::optional<uint64_t> limit;
 
-    uint64_t weights = 0;
+    uint64_t weights = 0;        // beside a device, without host_weights
     uint64_t workspace = 0;      // of one pass of `chunk_rows` rows, logits and scratch included
     uint64_t state = 0;          // of `sequences`
     uint64_t floor = 0;          // fewest slots that all models can run with
@@ -43,6 +43,7 @@ struct MemoryPlan {
 
     // Host memory beside the device; none where slots are in it themselves.
     std::optional<uint64_t> host_usable;
+    uint64_t host_weights = 0;   // embeddings
     uint64_t buffers = 0;        // reads on their way to slots
     uint64_t ram_floor = 0;      // fewest RAM slots of the models that are to have some
     uint64_t ram_floor_slots = 0;
@@ -59,7 +60,8 @@ struct MemoryPlan {
     Result<void> check() const;
     // The same of host memory: kNoMemory.
     Result<void> check_host() const;
-    uint64_t host_rest() const { return *host_usable - std::min(*host_usable, buffers); }
+    uint64_t host_fixed() const { return host_weights + buffers; }
+    uint64_t host_rest() const { return *host_usable - std::min(*host_usable, host_fixed()); }
     // Lines for people.
     std::vector<std::string> lines(const std::string& backend) const;
 };

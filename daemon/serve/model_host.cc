@@ -4,6 +4,7 @@
 
 #include "daemon/base/size.h"
 #include "daemon/engine/rehearsal.h"
+#include "daemon/engine/weights.h"
 #include "daemon/serve/scoring.h"
 #include "shm/codec.h"
 
@@ -113,7 +114,10 @@ Result<void> ModelHost::plan_host(std::span<const Opening> opening) {
     if (!plan_.device) return {};
     XP_TRY(const std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
     plan_.host_usable = memory->usable_ram();
-    for (const Opening& model : opening) plan_.buffers += memory->buffer_bytes(model.all.classes);
+    for (const Opening& model : opening) {
+        plan_.host_weights += host_weight_bytes(model.served->pack->resident());
+        plan_.buffers += memory->buffer_bytes(model.all.classes);
+    }
     return plan_.check_host();
 }
 
@@ -186,6 +190,7 @@ Result<void> ModelHost::load_weights(std::span<Opening> opening, const Progress&
             plan_.weights += tensor.bytes;
         }
     }
+    plan_.weights -= plan_.host_weights;
     XP_CHECK(plan_.check());
     const uint64_t before = engine_.meter->now();
     for (Opening& model : opening) {
@@ -198,6 +203,11 @@ Result<void> ModelHost::load_weights(std::span<Opening> opening, const Progress&
                                plan_.sequences * model.served->model->info().sequence_bytes);
     }
     plan_.weights = engine_.meter->now() - before;
+    if (!plan_.device) {
+        for (const Opening& model : opening) {
+            plan_.weights += host_weight_bytes(model.served->pack->resident());
+        }
+    }
     return plan_.check();
 }
 
@@ -279,8 +289,6 @@ Result<std::vector<uint64_t>> ModelHost::divide_ram(std::span<const Opening> ope
     const uint64_t asked = options.ram_bytes.value_or(0);
     std::vector<uint64_t> given(opening.size(), asked);
     if (!plan_.host_usable || asked == 0) return given;
-    XP_TRY(const std::unique_ptr<SlotMemory> memory, engine_.make_slot_memory());
-    plan_.host_usable = memory->usable_ram();  // by now weights may have taken some
     std::vector<SlotWish> wishes;
     for (size_t i = 0; i < opening.size(); ++i) {
         const Opening& model = opening[i];
@@ -305,8 +313,9 @@ Result<std::vector<uint64_t>> ModelHost::divide_ram(std::span<const Opening> ope
         given[i] = divided[i];
         warnings_.push_back(fmt::format(
             "model {}: the RAM tier was cut from {} to {}: of {} of usable host memory, {} are for "
-            "read buffers", opening[i].source->name, format_size(*wishes[i].asked),
-            format_size(divided[i]), format_size(*plan_.host_usable), format_size(plan_.buffers)));
+            "embeddings and read buffers", opening[i].source->name,
+            format_size(*wishes[i].asked), format_size(divided[i]),
+            format_size(*plan_.host_usable), format_size(plan_.host_fixed())));
     }
     return given;
 }

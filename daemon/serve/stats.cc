@@ -69,6 +69,7 @@ Json memory_object(const MemoryPlan& plan, std::optional<uint64_t> measured) {
             {"free_bytes", of_device(plan.free)},
             {"reserve_bytes", of_device(plan.reserve)},
             {"host_usable_bytes", plan.host_usable ? Json(*plan.host_usable) : Json(nullptr)},
+            {"host_weights_bytes", plan.host_weights},
             {"read_buffer_bytes", plan.buffers},
             {"ram_tier_bytes", plan.ram},
             {"measured_bytes", measured ? Json(*measured) : Json(nullptr)}};

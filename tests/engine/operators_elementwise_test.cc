@@ -1,4 +1,5 @@
 // Conformance of memory, norms, copies, rotary positions and stored rows.
+#include <cstring>
 #include <tuple>
 
 #include "tests/engine/operators_fixture.h"
@@ -189,15 +190,33 @@ TEST_P(OperatorsNormRope, StoredHalvesAreTheNearest) {
 TEST_P(OperatorsElementwise, EmbeddingCopiesIntoEveryStream) {
     const uint32_t vocab = 10, dim = 33, streams = 4;
     const auto table = normal(vocab * dim);
-    const auto table_device = device(table);
     const std::vector<TokenId> tokens = {9, 0, 3};
     const auto state_device = poisoned(tokens.size() * streams * dim);
-    ops_->embed({GgmlType::kF32, StorageLayout::kGgml, vocab, dim, table_device.bytes()}, tokens,
-                streams, state_device.data());
+    ops_->embed({GgmlType::kF32, StorageLayout::kGgml, vocab, dim,
+                 reinterpret_cast<const std::byte*>(table.data())}, tokens, streams,
+                state_device.data());
     const auto state = state_device.host();
     for (size_t r = 0; r < tokens.size() * streams; ++r) {
         const auto token = static_cast<uint64_t>(tokens[r / streams]);
         EXPECT_TRUE(same_bits(slice(state, r * dim, dim), slice(table, token * dim, dim))) << r;
+    }
+}
+
+// More than goes to a device at a time.
+TEST_P(OperatorsElementwise, EmbeddingOfManyLargeRows) {
+    const uint32_t vocab = 5, dim = 16384, streams = 1, n = 300;
+    const auto table = normal(vocab * dim);
+    std::vector<TokenId> tokens(n);
+    for (uint32_t i = 0; i < n; ++i) tokens[i] = static_cast<TokenId>(i * i % vocab);
+    const auto state_device = poisoned(uint64_t{n} * dim);
+    ops_->embed({GgmlType::kF32, StorageLayout::kGgml, vocab, dim,
+                 reinterpret_cast<const std::byte*>(table.data())}, tokens, streams,
+                state_device.data());
+    const auto state = state_device.host();
+    for (uint32_t r = 0; r < n; ++r) {
+        const auto token = static_cast<uint64_t>(tokens[r]);
+        ASSERT_EQ(std::memcmp(&state[uint64_t{r} * dim], &table[token * dim], dim * sizeof(float)),
+                  0) << r;
     }
 }
 

@@ -45,9 +45,10 @@ TEST(DevicePlan, PartsAreMeasuredAndSlotsGetTheRest) {
     const ModelInfo& info = (*host)->models().front()->model->info();
     EXPECT_TRUE(plan.device);
     EXPECT_EQ((*host)->backend(), support::kFakeDeviceName);
-    // Pages round each of some hundred tensors up.
-    EXPECT_GE(plan.weights, info.weight_bytes);
-    EXPECT_LT(plan.weights, info.weight_bytes + 4 * kMiB);
+    // Pages round each of some hundred tensors up; embeddings are not on the device.
+    EXPECT_GE(plan.weights + plan.host_weights, info.weight_bytes);
+    EXPECT_LT(plan.weights + plan.host_weights, info.weight_bytes + 4 * kMiB);
+    EXPECT_GT(plan.host_weights, 0u);
     EXPECT_EQ(plan.state, 5 * info.sequence_bytes);
     EXPECT_GT(plan.workspace, uint64_t{32} * info.n_vocab * sizeof(float));
     EXPECT_EQ(plan.slots, (*host)->models().front()->cache->stats().slot_bytes);

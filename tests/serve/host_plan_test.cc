@@ -54,11 +54,17 @@ TEST(HostPlan, BuffersAndTheRamTierAreInThePlanAndItsLines) {
     const uint64_t stride = stats.slot_bytes / stats.slots;
     EXPECT_EQ(plan.host_usable, 64 * kMega);
     EXPECT_EQ(plan.buffers, kBuffers * stride);
+    const uint64_t embeddings = (*host)->models().front()->pack->resident()
+                                    .find_tensor("token_embd.weight")->bytes;
+    EXPECT_EQ(plan.host_weights, embeddings);
+    EXPECT_LT(plan.weights + embeddings,
+              (*host)->models().front()->model->info().weight_bytes + 4 * kMega);
     EXPECT_EQ(plan.ram, stats.ram_slot_bytes);
     EXPECT_GT(plan.ram, kMega - stride);
     EXPECT_LE(plan.ram, kMega);
     const std::vector<std::string> lines = plan.lines("a device");
     EXPECT_THAT(lines, Contains("host memory plan: 64.0 MiB are usable"));
+    EXPECT_THAT(lines, Contains(HasSubstr("  embeddings ")));
     EXPECT_THAT(lines, Contains(AllOf(HasSubstr("  read buffers "), HasSubstr("pinned"))));
     EXPECT_THAT(lines, Contains(AllOf(HasSubstr("  RAM tier "), HasSubstr("pinned"))));
 }
@@ -68,13 +74,13 @@ TEST(HostPlan, WhatIsNotThereIsCutWithTheNumbers) {
     ASSERT_TRUE(whole.ok()) << whole.error().message;
     EXPECT_THAT((*whole)->warnings(), Not(Contains(HasSubstr("RAM tier was cut"))));
     const MemoryPlan& plan = (*whole)->memory_plan();
-    const uint64_t half = plan.buffers + plan.ram / 2;
+    const uint64_t half = plan.host_fixed() + plan.ram / 2;
     const auto cut = open_host(host_options(half, 2 * kMega));
     ASSERT_TRUE(cut.ok()) << cut.error().message;
     EXPECT_LE((*cut)->memory_plan().ram, plan.ram / 2);
     EXPECT_GE((*cut)->memory_plan().ram, plan.ram / 3);
     EXPECT_THAT((*cut)->warnings(), Contains(AllOf(HasSubstr("model demo0: the RAM tier was cut"),
-                                                   HasSubstr("are for read buffers"))));
+                                                   HasSubstr("and read buffers"))));
 }
 
 // What one asks for does not take the floor of the other, nor its buffers.
@@ -82,7 +88,7 @@ TEST(HostPlan, ModelsShareTheHostsMemory) {
     const auto one = open_host(host_options(64 * kMega, 2 * kMega));
     ASSERT_TRUE(one.ok()) << one.error().message;
     const MemoryPlan& plan = (*one)->memory_plan();
-    const uint64_t usable = 2 * plan.buffers + plan.ram * 3 / 2;
+    const uint64_t usable = 2 * plan.host_fixed() + plan.ram * 3 / 2;
     const auto both = open_host(host_options(usable, 2 * kMega, 2));
     ASSERT_TRUE(both.ok()) << both.error().message;
     const auto ram_of = [&](size_t i) {
@@ -90,23 +96,24 @@ TEST(HostPlan, ModelsShareTheHostsMemory) {
     };
     EXPECT_EQ(ram_of(0), plan.ram);
     EXPECT_GT(ram_of(1), plan.ram / 3);
-    EXPECT_LE((*both)->memory_plan().buffers + (*both)->memory_plan().ram, usable);
+    EXPECT_LE((*both)->memory_plan().host_fixed() + (*both)->memory_plan().ram, usable);
 }
 
 TEST(HostPlan, BelowBuffersOrTheFloorTheStartIsRefused) {
     const auto whole = open_host(host_options(64 * kMega, 2 * kMega));
     ASSERT_TRUE(whole.ok()) << whole.error().message;
     const MemoryPlan& plan = (*whole)->memory_plan();
-    const uint64_t least = plan.buffers + plan.ram_floor;
+    const uint64_t least = plan.host_fixed() + plan.ram_floor;
     EXPECT_TRUE(open_host(host_options(least, 2 * kMega)).ok());
     const auto floor = open_host(host_options(least - 1, 2 * kMega));
     ASSERT_FALSE(floor);
     EXPECT_EQ(floor.error().code, ErrorCode::kNoMemory);
     EXPECT_THAT(floor.error().message,
-                AllOf(HasSubstr("read buffers "), HasSubstr(" + floor of "),
+                AllOf(HasSubstr("embeddings "), HasSubstr(" + read buffers "),
+                      HasSubstr(" + floor of "),
                       HasSubstr("of host memory are usable"), HasSubstr("ram_tier of [cache]")));
-    EXPECT_TRUE(open_host(host_options(plan.buffers, std::nullopt)).ok());
-    const auto buffers = open_host(host_options(plan.buffers - 1, std::nullopt));
+    EXPECT_TRUE(open_host(host_options(plan.host_fixed(), std::nullopt)).ok());
+    const auto buffers = open_host(host_options(plan.host_fixed() - 1, std::nullopt));
     ASSERT_FALSE(buffers);
     EXPECT_THAT(buffers.error().message,
                 AllOf(HasSubstr("read buffers "), HasSubstr("control group"),

@@ -79,16 +79,16 @@ void turn(float* v, const float* cos_sin, uint32_t rope_dims, bool back) {
     }
 }
 
-void CpuOperators::embed(const Weight& table, std::span<const TokenId> host_tokens,
+void CpuOperators::embed(const Weight& host_table, std::span<const TokenId> host_tokens,
                          uint32_t streams, float* state) {
-    const TypeTraits& traits = traits_of(table.type);
-    const uint64_t bytes = row_bytes(table.type, table.cols);
-    const uint64_t dim = table.cols;
+    const TypeTraits& traits = traits_of(host_table.type);
+    const uint64_t bytes = row_bytes(host_table.type, host_table.cols);
+    const uint64_t dim = host_table.cols;
     for_ranges(host_tokens.size(), dim * streams, [&](uint64_t begin, uint64_t end) {
         for (uint64_t row = begin; row < end; ++row) {
             float* first = state + row * streams * dim;
-            traits.dequantise(table.data + static_cast<uint64_t>(host_tokens[row]) * bytes, first,
-                              dim);
+            traits.dequantise(host_table.data + static_cast<uint64_t>(host_tokens[row]) * bytes,
+                              first, dim);
             for (uint32_t s = 1; s < streams; ++s) std::copy_n(first, dim, first + s * dim);
         }
     });

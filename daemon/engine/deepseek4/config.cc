@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "daemon/engine/weights.h"
+
 namespace xp {
 namespace {
 
@@ -222,12 +224,12 @@ Result<DeepSeek4Config> read_deepseek4_config(const GgufFile& file) {
     config.sinkhorn_iterations = static_cast<uint32_t>(iterations);
     XP_TRY(config.hc_epsilon,
            metadata.get_float_or(Reader::full("hyper_connection.epsilon"), 1e-6f));
-    const TensorInfo* embedding = file.find_tensor("token_embd.weight");
+    const TensorInfo* embedding = file.find_tensor(kEmbedding);
     if (embedding == nullptr) {
-        return make_error(ErrorCode::kCorrupt, "token_embd.weight is missing");
+        return make_error(ErrorCode::kCorrupt, "{} is missing", kEmbedding);
     }
     if (embedding->ne[1] == 0 || embedding->ne[1] > INT32_MAX) {
-        return make_error(ErrorCode::kCorrupt, "token_embd.weight has shape {}",
+        return make_error(ErrorCode::kCorrupt, "{} has shape {}", kEmbedding,
                           embedding->shape());
     }
     config.n_vocab = static_cast<uint32_t>(embedding->ne[1]);

@@ -32,7 +32,7 @@ Result<void> DeepSeek4Model::load(const Pack& pack) {
     const uint64_t dim = config_.dim;
     const uint64_t flat = dim * config_.streams;
     WeightLoader loader(file, operators_);
-    XP_TRY(embedding_, loader.matrix({"token_embd.weight"}, config_.n_vocab, dim));
+    XP_TRY(embedding_, loader.host_matrix({kEmbedding}, config_.n_vocab, dim));
     XP_TRY(output_, loader.matrix({"output.weight"}, config_.n_vocab, dim));
     XP_TRY(output_norm_, loader.floats({"output_norm.weight"}, {dim}));
     XP_TRY(head_fn_, loader.matrix({"output_hc_fn.weight", "hc_head_fn.weight"}, config_.streams,
