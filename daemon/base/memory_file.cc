@@ -97,7 +97,6 @@ Result<void> MemoryFile::map(std::string_view what) {
 // A page that cannot be had is an error here, and a signal where it is touched first.
 Result<void> MemoryFile::populate(std::string_view what) {
     while (::madvise(data_, bytes_, MADV_POPULATE_WRITE) != 0) {
-        if (errno == EINTR || errno == EAGAIN) continue;
         // A kernel that does not know it yet.
         if (errno == EINVAL && ::fallocate(fd(), 0, 0, static_cast<off_t>(bytes_)) == 0) break;
         if (errno == EINTR) continue;
