@@ -13,12 +13,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using support::demo_pack;
-using support::FakeDeviceOptions;
 using support::open_fake_device;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-HostOptions options_for(const FakeDeviceOptions& device = {}) {
+HostOptions options_for(const support::FakeDeviceOptions& device = {}) {
     HostOptions options;
     options.models.push_back({"demo", demo_pack(), std::nullopt, std::nullopt});
     options.io.direct = false;
@@ -90,7 +89,7 @@ TEST(DevicePlan, ALimitCutsTheSlotsAndRefusesBelowTheFloor) {
 TEST(DevicePlan, WithoutALimitSlotsTakeAllThatIsFreeButTheReserve) {
     HostOptions options = options_for();
     const MemoryPlan all = plan_of(options);
-    FakeDeviceOptions device;
+    support::FakeDeviceOptions device;
     device.reserve = 3 * kMiB;
     device.memory = device.reserve + all.fixed() + all.slots * 3 / 4;
     options = options_for(device);
@@ -126,7 +125,7 @@ TEST(DevicePlan, TheComparisonTellsBothFiguresWhenMoreWasTaken) {
 }
 
 TEST(DevicePlan, ADeviceLostWhileItIsMeasuredStopsTheStart) {
-    FakeDeviceOptions device;
+    support::FakeDeviceOptions device;
     device.lost_after = 3;
     const auto host = open(options_for(device));
     ASSERT_FALSE(host);
