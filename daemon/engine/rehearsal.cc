@@ -15,6 +15,7 @@ public:
     void submit(std::span<const ReadRequest> requests) override {
         for (const ReadRequest& request : requests) {
             std::memset(request.buffer, 0, request.bytes);
+            if (request.sink != nullptr) request.sink->on_piece(request.buffer, request.bytes);
             request.queue->push({request.tag, {}});
         }
     }

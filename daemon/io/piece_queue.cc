@@ -58,7 +58,7 @@ Error shutdown_error() {
 }  // namespace
 
 PieceQueue::PieceQueue(const IoOptions& options, std::string backend, std::string fallback_reason)
-    : piece_bytes_(options.piece_bytes), alignment_(options.direct ? kPageBytes : 1) {
+    : piece_bytes_(options.piece_bytes.value()), alignment_(options.direct ? kPageBytes : 1) {
     stats_.backend = std::move(backend);
     stats_.fallback_reason = std::move(fallback_reason);
     stats_.direct = options.direct;
@@ -138,6 +138,7 @@ bool PieceQueue::advance(Piece& piece, int64_t result) {
     const auto got = static_cast<uint64_t>(result);
     XP_ASSERT(got <= piece.bytes);
     if (got == piece.bytes) {
+        if (request.sink != nullptr) request.sink->on_piece(piece.buffer, got);
         end_piece(piece, std::nullopt);
         return false;
     }
@@ -149,6 +150,7 @@ bool PieceQueue::advance(Piece& piece, int64_t result) {
         end_piece(piece, cut_short(request, piece.offset, got, piece.bytes));
         return false;
     }
+    if (request.sink != nullptr) request.sink->on_piece(piece.buffer, got);
     piece.offset += got;
     piece.buffer += got;
     piece.bytes -= got;

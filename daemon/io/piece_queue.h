@@ -3,8 +3,8 @@
 // the result to advance(), and go on with the piece as long as that says so.
 //
 // A request is complete when all its pieces have ended. After its first error no further pieces of
-// it are handed out, and the error is its result. advance() and shut_down() deliver completions,
-// exactly one per request.
+// it are handed out, and the error is its result. advance() tells the request's sink of what was
+// read; advance() and shut_down() deliver completions, exactly one per request.
 //
 // Thread-safe. Errors name the file (through /proc/self/fd), the offset and the sizes.
 #pragma once
@@ -40,6 +40,7 @@ public:
         uint32_t retries = 0;
     };
 
+    // `options` say how large pieces are.
     PieceQueue(const IoOptions& options, std::string backend, std::string fallback_reason);
 
     // Queues the requests that can be read; the others are completed with an error at once.

@@ -11,11 +11,13 @@
 // Thread-safe: any thread may submit and wait. Each caller waits on a queue of its own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,13 +35,28 @@ public:
     };
 
     void push(Completion completion);
-    // Takes all completions that are there; waits for at least one if `block`.
+    // Takes all completions that are there; waits for at least one if `block`, at first awake.
     std::vector<Completion> take(bool block);
 
 private:
+    void look_awhile() const;
+
     std::mutex mutex_;
     std::condition_variable arrived_;
     std::vector<Completion> completions_;
+    std::atomic<bool> any_ = false;  // whether there are completions, for looks without the lock
+};
+
+// Is told of the bytes of a request as they arrive, before its completion: what only moves bytes on
+// need not wait for all of them.
+class PieceSink {
+public:
+    virtual ~PieceSink() = default;
+    // `bytes` of a request's buffer from `data` on have been read, and the backend does not touch
+    // them again. Each byte of a request that succeeds is told of once, before the completion is
+    // there; of one that fails, any part may have been. Called from threads of the backend, from
+    // several at a time, in any order; whoever is told must be quick and not call the backend.
+    virtual void on_piece(const std::byte* data, uint64_t bytes) = 0;
 };
 
 struct ReadRequest {
@@ -48,7 +65,8 @@ struct ReadRequest {
     std::byte* buffer = nullptr;
     uint64_t bytes = 0;
     CompletionQueue* queue = nullptr;
-    uint64_t tag = 0;  // given back with the completion
+    uint64_t tag = 0;           // given back with the completion
+    PieceSink* sink = nullptr;  // outlives the request; may be none
 };
 
 struct IoStats {
@@ -79,7 +97,8 @@ enum class IoBackendKind : uint8_t { kAuto, kUring, kPread };
 struct IoOptions {
     IoBackendKind backend = IoBackendKind::kAuto;
     bool direct = true;                       // files were opened with O_DIRECT: check alignment
-    uint64_t piece_bytes = uint64_t{1} << 20; // one kernel read
+    // One kernel read; none: what suits the backend.
+    std::optional<uint64_t> piece_bytes = std::nullopt;
     uint32_t depth = 16;                      // pieces in flight (threads of the pread pool)
 };
 

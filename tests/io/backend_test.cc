@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "daemon/io/read_backend.h"
@@ -99,6 +100,50 @@ TEST_P(BackendTest, DirectReadsDeliverTheRightBytes) {
         const auto result = read(*backend, direct->get(), offset, buffer.data(), bytes);
         ASSERT_TRUE(result) << result.error().message;
         EXPECT_TRUE(equal(file_.slice(offset, bytes), buffer.data())) << offset << " " << bytes;
+    }
+}
+
+// Compares what it is told of with the file, which is at `buffer` as a whole.
+class Comparing final : public PieceSink {
+public:
+    Comparing(std::span<const std::byte> want, const std::byte* buffer)
+        : want_(want), buffer_(buffer) {}
+    void on_piece(const std::byte* data, uint64_t bytes) override {
+        const auto at = static_cast<uint64_t>(data - buffer_);
+        const auto want = want_.subspan(at, bytes);
+        const bool equal = std::equal(want.begin(), want.end(), data);
+        std::lock_guard lock(mutex_);
+        EXPECT_TRUE(equal) << at;
+        EXPECT_TRUE(pieces_.emplace(at, bytes).second);
+    }
+    // The bytes from the start on that it was told of without a gap, none of them twice.
+    uint64_t told() {
+        std::lock_guard lock(mutex_);
+        uint64_t end = 0;
+        for (const auto& [at, bytes] : pieces_) {
+            if (at != end) break;
+            end += bytes;
+        }
+        return end;
+    }
+
+private:
+    const std::span<const std::byte> want_;
+    const std::byte* const buffer_;
+    std::mutex mutex_;
+    std::map<uint64_t, uint64_t> pieces_;
+};
+
+TEST_P(BackendTest, ASinkIsToldOfAllThatArrivedBeforeTheCompletionIsThere) {
+    const auto backend = make(false);
+    for (const uint64_t bytes : {kFileBytes, kFileBytes - 4321, uint64_t{1}}) {
+        PageBuffer buffer = test_buffer(kFileBytes);
+        Comparing sink(file_.contents(), buffer.data());
+        const ReadRequest request{fd_->get(), 0, buffer.data(), bytes, &done_, 1, &sink};
+        backend->submit({&request, 1});
+        const auto completions = done_.take(true);
+        ASSERT_TRUE(completions.at(0).result) << completions[0].result.error().message;
+        EXPECT_EQ(sink.told(), bytes);
     }
 }
 

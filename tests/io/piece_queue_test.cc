@@ -134,6 +134,55 @@ TEST_F(PieceQueueTest, ShuttingDownCompletesWhatWasNotHandedOut) {
     EXPECT_EQ(queue_.stats().in_flight, 0u);
 }
 
+// What its request's sink is told of.
+class Told final : public PieceSink {
+public:
+    explicit Told(const std::byte* buffer) : buffer_(buffer) {}
+    void on_piece(const std::byte* data, uint64_t bytes) override {
+        pieces.emplace_back(static_cast<uint64_t>(data - buffer_), bytes);
+    }
+    std::vector<std::pair<uint64_t, uint64_t>> pieces;  // place in the buffer, size
+
+private:
+    const std::byte* buffer_;
+};
+
+TEST_F(PieceQueueTest, ASinkIsToldOfEveryByteOnceInTheOrderOfArrivalAndOfNothingElse) {
+    Told told(buffer_.data());
+    const ReadRequest request{fd_->get(), kPageBytes, buffer_.data(), 5 * kPageBytes, &done_, 1,
+                              &told};
+    queue_.add({&request, 1});
+    auto a = take(), b = take(), c = take();
+    using Pieces = std::vector<std::pair<uint64_t, uint64_t>>;
+    EXPECT_TRUE(queue_.advance(b, -EAGAIN));
+    EXPECT_EQ(told.pieces, Pieces{});
+    EXPECT_TRUE(queue_.advance(b, kPageBytes));
+    EXPECT_EQ(told.pieces, (Pieces{{2 * kPageBytes, kPageBytes}})) << "what a short read brought";
+    EXPECT_FALSE(queue_.advance(c, kPageBytes));
+    EXPECT_FALSE(queue_.advance(b, kPageBytes));
+    EXPECT_TRUE(done_.take(false).empty());
+    EXPECT_FALSE(queue_.advance(a, 2 * kPageBytes));
+    EXPECT_EQ(told.pieces, (Pieces{{2 * kPageBytes, kPageBytes},
+                                   {4 * kPageBytes, kPageBytes},
+                                   {3 * kPageBytes, kPageBytes},
+                                   {0, 2 * kPageBytes}}));
+    EXPECT_TRUE(done_.take(false).at(0).result);
+
+    told.pieces.clear();
+    queue_.add({&request, 1});
+    a = take(), b = take();
+    EXPECT_FALSE(queue_.advance(a, -EIO));
+    EXPECT_EQ(told.pieces, Pieces{}) << "nothing came";
+    EXPECT_FALSE(queue_.advance(b, 2 * kPageBytes));
+    EXPECT_EQ(told.pieces, (Pieces{{2 * kPageBytes, 2 * kPageBytes}})) << "though in vain";
+    EXPECT_FALSE(done_.take(false).at(0).result);
+    queue_.add({&request, 1});
+    a = take();
+    told.pieces.clear();
+    EXPECT_FALSE(queue_.advance(a, 1000));
+    EXPECT_EQ(told.pieces, Pieces{}) << "no part that cannot be gone on from";
+}
+
 TEST_F(PieceQueueTest, ARangeBeyondWhatAFileCanHoldIsRefused) {
     add(uint64_t{1} << 63, kPageBytes, 1);
     EXPECT_EQ(only_error().code, ErrorCode::kInvalidArgument);
