@@ -55,8 +55,8 @@ uint64_t StreamMarks::mark(cudaStream_t stream, std::optional<Error>& error) {
 }
 
 void StreamMarks::wait(cudaStream_t stream, uint64_t number, uint64_t& waited,
-                       std::optional<Error>& error) {
-    if (number <= waited || number <= reached_) return;
+                       std::optional<Error>& error) const {
+    if (number <= waited) return;
     // An event that was recorded again since stands for a later mark, and waiting for that one is
     // waiting for both; it is never one that has yet to come.
     keep(cudaStreamWaitEvent(stream, events_[number % kEvents].get()), "ordering streams", error);
@@ -77,6 +77,7 @@ Result<std::unique_ptr<CudaSlotMemory>> CudaSlotMemory::create(cudaStream_t comp
                                                                const CudaSlotOptions& options) {
     XP_ASSERT(options.n_buffers > 0);
     std::unique_ptr<CudaSlotMemory> memory(new CudaSlotMemory(compute, options));
+    XP_CUDA(cudaGetDevice(&memory->device_), "asking for the device");
     XP_TRY(memory->copy_, make_stream("a stream for copies to the device"));
     XP_TRY(memory->save_, make_stream("a stream for copies to RAM slots"));
     XP_TRY(memory->copies_, StreamMarks::create("events of copies"));
@@ -116,10 +117,10 @@ Result<void> CudaSlotMemory::allocate(std::span<const SlotClass> classes) {
     XP_CHECK(divide(classes, arenas_, make, [this](std::byte* address, uint64_t bytes) {
         slots_.push_back({.address = address, .bytes = bytes});
     }));
-    const uint64_t bytes = largest_slot(classes);
+    buffer_bytes_ = largest_slot(classes);
     XP_TRY(pool_, PinnedFile::create(buffer_bytes(classes), "reads of experts"));
     for (uint32_t i = 0; i < options_.n_buffers; ++i) {
-        buffers_.push_back({.data = pool_.data() + i * bytes});
+        buffers_.push_back({.data = pool_.data() + i * buffer_bytes_});
     }
     return {};
 }
@@ -135,51 +136,67 @@ Result<void> CudaSlotMemory::allocate_ram(std::span<const SlotClass> classes) {
         });
 }
 
-bool CudaSlotMemory::has_buffer() const {
-    return std::any_of(buffers_.begin(), buffers_.end(),
-                       [](const Buffer& buffer) { return !buffer.reading; });
-}
-
-std::byte* CudaSlotMemory::take_buffer(SlotNumber slot) {
-    // The one whose copy was started first is the first to be free again.
-    Buffer* best = nullptr;
+// The one whose copies were started first is the first to be free again.
+CudaSlotMemory::Buffer* CudaSlotMemory::oldest_buffer() {
+    Buffer* oldest = nullptr;
     for (Buffer& buffer : buffers_) {
         if (buffer.reading) continue;
-        if (best == nullptr || buffer.copied < best->copied) best = &buffer;
+        if (oldest == nullptr || buffer.copied < oldest->copied) oldest = &buffer;
     }
-    XP_ASSERT(best != nullptr);
-    copies_.reached(best->copied, true, error_);
-    best->reading = true;
-    slots_[slot].buffer = static_cast<uint32_t>(best - buffers_.data());
-    return best->data;
+    return oldest;
+}
+
+bool CudaSlotMemory::has_buffer(bool wait) {
+    const Buffer* buffer = oldest_buffer();
+    return buffer != nullptr && copies_.reached(buffer->copied, wait, error_);
+}
+
+std::byte* CudaSlotMemory::take_buffer(SlotNumber number) {
+    Slot& slot = slots_[number];
+    Buffer* buffer = oldest_buffer();
+    XP_ASSERT(buffer != nullptr);
+    copies_.reached(buffer->copied, true, error_);
+    buffer->reading = true;
+    buffer->slot = slot.address;
+    buffer->used = slot.used;
+    buffer->saved = saves_.unless_reached(slot.saved);
+    buffer->sent = 0;
+    slot.buffer = static_cast<uint32_t>(buffer - buffers_.data());
+    return buffer->data;
+}
+
+// Behind the last use and the last save of what was in the slot.
+void CudaSlotMemory::on_piece(const std::byte* data, uint64_t bytes) {
+    Buffer& buffer = buffers_[static_cast<uint64_t>(data - pool_.data()) / buffer_bytes_];
+    std::lock_guard lock(pieces_mutex_);
+    // Of this thread, lest it opens another.
+    keep(cudaSetDevice(device_), "choosing the device", pieces_error_);
+    uses_.wait(copy_.get(), buffer.used, copy_waited_, pieces_error_);
+    saves_.wait(copy_.get(), buffer.saved, copy_waited_saves_, pieces_error_);
+    keep(cudaMemcpyAsync(buffer.slot + (data - buffer.data), data, bytes, cudaMemcpyHostToDevice,
+                         copy_.get()),
+         "copying an expert to the device", pieces_error_);
+    buffer.sent += bytes;
+}
+
+CudaSlotMemory::Buffer& CudaSlotMemory::end_read(Slot& slot) {
+    XP_ASSERT(slot.buffer != kNoBuffer);
+    Buffer& buffer = buffers_[slot.buffer];
+    slot.buffer = kNoBuffer;
+    buffer.reading = false;
+    copied_bytes_ += buffer.sent;
+    if (buffer.sent > 0) buffer.copied = copies_.mark(copy_.get(), error_);
+    return buffer;
 }
 
 void CudaSlotMemory::fill(SlotNumber number) {
     Slot& slot = slots_[number];
-    XP_ASSERT(slot.buffer != kNoBuffer);
-    Buffer& buffer = buffers_[slot.buffer];
-    copy_in(slot, buffer.data);
-    buffer.copied = slot.copied;
-    slot.buffer = kNoBuffer;
-    buffer.reading = false;
+    const Buffer& buffer = end_read(slot);
+    XP_ASSERT(buffer.sent == slot.bytes);
+    slot.copied = buffer.copied;
 }
 
-// Behind the last use and the last save of what is in the slot now.
-void CudaSlotMemory::copy_in(Slot& slot, const std::byte* from) {
-    uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
-    saves_.wait(copy_.get(), slot.saved, copy_waited_saves_, error_);
-    keep(cudaMemcpyAsync(slot.address, from, slot.bytes, cudaMemcpyHostToDevice, copy_.get()),
-         "copying an expert to the device", error_);
-    slot.copied = copies_.mark(copy_.get(), error_);
-    copied_bytes_ += slot.bytes;
-}
-
-void CudaSlotMemory::drop(SlotNumber number) {
-    Slot& slot = slots_[number];
-    XP_ASSERT(slot.buffer != kNoBuffer);
-    buffers_[slot.buffer].reading = false;
-    slot.buffer = kNoBuffer;
-}
+void CudaSlotMemory::drop(SlotNumber number) { end_read(slots_[number]); }
 
 bool CudaSlotMemory::can_save() const {
     return last_save_ < kSavesMax || saves_.reached(last_save_ - kSavesMax + 1, false, error_);
@@ -190,7 +207,8 @@ void CudaSlotMemory::save(SlotNumber number, SlotNumber ram_number) {
     Slot& slot = slots_[number];
     RamSlot& ram = ram_slots_[ram_number];
     XP_ASSERT(ram.bytes == slot.bytes);
-    copies_.wait(save_.get(), std::max(slot.copied, ram.restored), save_waited_, error_);
+    const uint64_t copied = copies_.unless_reached(std::max(slot.copied, ram.restored));
+    copies_.wait(save_.get(), copied, save_waited_, error_);
     keep(cudaMemcpyAsync(ram.data, slot.address, slot.bytes, cudaMemcpyDeviceToHost, save_.get()),
          "copying an expert from the device", error_);
     last_save_ = slot.saved = ram.saved = saves_.mark(save_.get(), error_);
@@ -201,15 +219,23 @@ void CudaSlotMemory::restore(SlotNumber number, SlotNumber ram_number) {
     Slot& slot = slots_[number];
     RamSlot& ram = ram_slots_[ram_number];
     XP_ASSERT(ram.bytes == slot.bytes);
-    saves_.wait(copy_.get(), ram.saved, copy_waited_saves_, error_);
-    copy_in(slot, ram.data);
-    ram.restored = slot.copied;
+    {
+        std::lock_guard lock(pieces_mutex_);
+        uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
+        const uint64_t saved = saves_.unless_reached(std::max(slot.saved, ram.saved));
+        saves_.wait(copy_.get(), saved, copy_waited_saves_, error_);
+        keep(cudaMemcpyAsync(slot.address, ram.data, slot.bytes, cudaMemcpyHostToDevice,
+                             copy_.get()),
+             "copying an expert to the device", error_);
+    }
+    slot.copied = ram.restored = copies_.mark(copy_.get(), error_);
+    copied_bytes_ += slot.bytes;
 }
 
 void CudaSlotMemory::begin_use(std::span<const SlotNumber> slots) {
     uint64_t last = 0;
     for (const SlotNumber slot : slots) last = std::max(last, slots_[slot].copied);
-    copies_.wait(compute_, last, compute_waited_, error_);
+    copies_.wait(compute_, copies_.unless_reached(last), compute_waited_, error_);
 }
 
 void CudaSlotMemory::end_use(std::span<const SlotNumber> slots) {
@@ -220,6 +246,8 @@ void CudaSlotMemory::end_use(std::span<const SlotNumber> slots) {
 
 Result<void> CudaSlotMemory::status() const {
     if (error_) return *error_;
+    std::lock_guard lock(pieces_mutex_);
+    if (pieces_error_) return *pieces_error_;
     return {};
 }
 

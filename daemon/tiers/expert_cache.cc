@@ -106,17 +106,17 @@ struct ExpertCache::Impl {
     Result<std::span<const ReadyExpert>> next(AcquisitionState& state);
     void release(AcquisitionState& state);
     void retire(AcquisitionState& state);
-    void prefetch(uint32_t block, std::span<const uint32_t> experts);
+    bool prefetch(uint32_t block, std::span<const uint32_t> experts);
     CacheStats published_stats() const;
 
     uint32_t ordinal_of(uint32_t block) const;
     ExpertNumber number_of(const Layer& layer, uint32_t expert) const;
     const Layer& layer_of(ExpertNumber number) const;
 
-    void read_missing(AcquisitionState& state);
+    void read_missing(AcquisitionState& state, bool wait_for_buffer = false);
     bool in_ram(ExpertNumber number) const { return ram && ram->holds(number); }
     bool bring(const Layer& layer, ExpertNumber number, SlotTable::Protection at_most,
-               bool prefetched);
+               bool prefetched, bool wait_for_buffer = false);
     void save_evicted(const SlotTable::TakenSlot& taken, uint32_t slot_class);
     void submit_reads();
     bool hand_out(AcquisitionState& state);
@@ -124,6 +124,7 @@ struct ExpertCache::Impl {
     void arrive(std::vector<CompletionQueue::Completion> completions);
     Result<void> check(const Layer& layer, ExpertNumber number, SlotNumber slot);
     void fail_waiting(ExpertNumber number, const Error& error);
+    bool anybody_lacks() const;
     void end(AcquisitionState& state);
     void publish_stats();
 
@@ -191,8 +192,8 @@ ExpertCache::Acquisition ExpertCache::acquire(uint32_t layer, std::span<const ui
     return Acquisition(impl_->acquire(layer, experts));
 }
 
-void ExpertCache::prefetch(uint32_t layer, std::span<const uint32_t> experts) {
-    impl_->prefetch(layer, experts);
+bool ExpertCache::prefetch(uint32_t layer, std::span<const uint32_t> experts) {
+    return impl_->prefetch(layer, experts);
 }
 
 CacheStats ExpertCache::stats() const { return impl_->published_stats(); }
@@ -282,12 +283,14 @@ std::unique_ptr<ExpertCache::Impl::AcquisitionState> ExpertCache::Impl::acquire(
 Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& state) {
     release(state);
     arrive(completed.take(false));
-    for (;;) {
+    for (bool idle = false;;) {
         if (state.error) break;
         // Before the group is handed out, so that the drive works while the caller computes on it.
-        read_missing(state);
+        // It waits for a buffer only when there is nothing else to wait for.
+        read_missing(state, idle);
         if (hand_out(state) || state.waiting.empty()) break;
         if (table.reading() == 0) {
+            if (!std::exchange(idle, true)) continue;
             // Nothing is on its way and no slot could be had: all are handed out to others.
             const Layer& layer = layers[state.ordinal];
             state.error = make_error(
@@ -296,6 +299,7 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
                 layer.pack->layer, table.use(layer.slot_class).slots, live.size() - 1);
             break;
         }
+        idle = false;
         wait_for_arrivals();
     }
     if (!state.error) {
@@ -327,25 +331,35 @@ void ExpertCache::Impl::end(AcquisitionState& state) {
     state.waiting.clear();
 }
 
-void ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> experts) {
+bool ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> experts) {
     arrive(completed.take(false));
     const Layer& layer = layers[ordinal_of(block)];
     const SlotClass& slot_class = plan.classes[layer.slot_class];
     // First all of them, lest one makes room for another.
     for (const uint32_t expert : experts) table.expect(number_of(layer, expert));
     table.begin_round(layer.slot_class, {});
+    bool all = true;
     for (const uint32_t expert : experts) {
         const ExpertNumber number = number_of(layer, expert);
         if (table.slot_of(number) != kNoSlot) continue;
         // Whatever hints do, an acquire finds the floor's slots not tied up in their reads.
         const bool all_fit = slot_class.slots == slot_class.n_objects;
         const uint64_t limit = slot_class.slots - slot_class.floor_slots;
-        if (!all_fit && table.use(layer.slot_class).reading_hints >= limit) break;
-        if (!bring(layer, number, Protection::kNone, true)) break;
+        all = (all_fit || table.use(layer.slot_class).reading_hints < limit) && !anybody_lacks() &&
+              bring(layer, number, Protection::kNone, true);
+        if (!all) break;
         ++stats.prefetches;
     }
     submit_reads();
     publish_stats();
+    return all;
+}
+
+bool ExpertCache::Impl::anybody_lacks() const {
+    return std::any_of(live.begin(), live.end(), [&](const AcquisitionState* state) {
+        return std::any_of(state->waiting.begin(), state->waiting.end(),
+                           [&](ExpertNumber n) { return table.slot_of(n) == kNoSlot; });
+    });
 }
 
 // ---- keys and places
@@ -374,7 +388,7 @@ const ExpertCache::Impl::Layer& ExpertCache::Impl::layer_of(ExpertNumber number)
 // as it holds fewer than one token's experts does it take slots that another acquisition waits to
 // be handed: so decoding gets its reads in parallel beside a large prefill, a large prefill does
 // not throw out everybody else, and each acquisition always gets on by at least one expert.
-void ExpertCache::Impl::read_missing(AcquisitionState& state) {
+void ExpertCache::Impl::read_missing(AcquisitionState& state, bool wait_for_buffer) {
     const Layer& layer = layers[state.ordinal];
     const auto is_missing = [&](ExpertNumber n) { return table.slot_of(n) == kNoSlot; };
     const auto missing = static_cast<size_t>(
@@ -388,8 +402,9 @@ void ExpertCache::Impl::read_missing(AcquisitionState& state) {
         for (const ExpertNumber number : state.waiting) {
             if (!is_missing(number) || (only_ram && !in_ram(number))) continue;
             const Protection at_most = held < top_k ? Protection::kWanted : Protection::kExpected;
-            if (!bring(layer, number, at_most, false)) break;
+            if (!bring(layer, number, at_most, false, wait_for_buffer)) break;
             ++held;
+            wait_for_buffer = false;
         }
     }
     submit_reads();
@@ -398,9 +413,9 @@ void ExpertCache::Impl::read_missing(AcquisitionState& state) {
 // Copies the expert from the RAM tier, or adds its read. False when there is no slot, or no buffer
 // to read into, before a read has arrived.
 bool ExpertCache::Impl::bring(const Layer& layer, ExpertNumber number, Protection at_most,
-                              bool prefetched) {
+                              bool prefetched, bool wait_for_buffer) {
     const bool from_ram = in_ram(number);
-    if (!from_ram && !memory->has_buffer()) return false;
+    if (!from_ram && !memory->has_buffer(wait_for_buffer)) return false;
     const std::optional<SlotTable::TakenSlot> taken = table.take_slot(at_most);
     if (!taken) return false;
     const SlotNumber slot = taken->number;
@@ -417,7 +432,8 @@ bool ExpertCache::Impl::bring(const Layer& layer, ExpertNumber number, Protectio
     }
     buffers[slot] = memory->take_buffer(slot);
     const Pack::ObjectPlace place = pack.place(*layer.pack, number - layer.first_number);
-    requests.push_back({place.fd, place.offset, buffers[slot], place.bytes, &completed, slot});
+    requests.push_back({place.fd, place.offset, buffers[slot], place.bytes, &completed, slot,
+                        memory->sink()});
     return true;
 }
 

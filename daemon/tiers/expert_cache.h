@@ -125,8 +125,10 @@ public:
     Acquisition acquire(uint32_t layer, std::span<const uint32_t> experts);
 
     // Starts reads for experts that a later acquire is certain to ask for (hash-routed layers). A
-    // hint: only free or evictable slots beyond the hard floor are used, nothing is pinned.
-    void prefetch(uint32_t layer, std::span<const uint32_t> experts);
+    // hint: only free or evictable slots beyond the hard floor are used, nothing is pinned, and
+    // nothing is read as long as an acquisition lacks a slot or a buffer. False when some are
+    // neither there nor on their way: it can be asked again, before hints for what comes later.
+    bool prefetch(uint32_t layer, std::span<const uint32_t> experts);
 
     // Any thread.
     CacheStats stats() const;

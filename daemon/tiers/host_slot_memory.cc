@@ -25,7 +25,7 @@ public:
     }
 
     std::byte* address(SlotNumber slot) const override { return slots_[slot]; }
-    bool has_buffer() const override { return true; }
+    bool has_buffer(bool) override { return true; }
     std::byte* take_buffer(SlotNumber slot) override { return slots_[slot]; }
     void fill(SlotNumber) override {}
     void drop(SlotNumber) override {}

@@ -3,13 +3,15 @@
 // with reads and computation. A device may also have RAM slots behind its slots (ram_tier.h).
 //
 // The life of a slot's content: take_buffer(), the drive writes into it, then fill() (or drop(),
-// when the read failed or its checksum was wrong). From fill() on the slot may be handed out:
-// begin_use() orders the backend's computations behind the copy, end_use() the next fill() of the
-// slot behind them. save() copies a slot's content to a RAM slot, restore() a RAM slot's to a slot.
-// Of any two of these calls that name the same slot or RAM slot, the first takes effect before the
-// second. Nobody waits on the host for that.
+// when the read failed or its checksum was wrong). Where there is a sink(), reads into buffers tell
+// it of all that arrives: it may be copied to the slot at once, and what was never filled is then
+// simply never handed out. From fill() on the slot may be: begin_use() orders the backend's
+// computations behind the copy, end_use() the copies of the next take_buffer() of the slot behind
+// them. save() copies a slot's content to a RAM slot, restore() a RAM slot's to a slot. Of any two
+// of these calls that name the same slot or RAM slot, the first takes effect before the second.
+// Nobody waits on the host for that.
 //
-// Threads: that of the cache.
+// Threads: that of the cache; the sink is told by those of the read backend.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +22,7 @@
 #include <string>
 
 #include "daemon/base/result.h"
+#include "daemon/io/read_backend.h"
 #include "daemon/tiers/slot_plan.h"
 
 namespace xp {
@@ -51,11 +54,13 @@ public:
 
     // Where computations find the slot's content.
     virtual std::byte* address(SlotNumber slot) const = 0;
-    // Whether a buffer can be taken now; if not, every one is being read into, and one of those
-    // reads must end in fill() or drop() first.
-    virtual bool has_buffer() const = 0;
+    // Whether a buffer can be taken now. If not, each is being read into or copied out of; with
+    // `wait`, all of them are being read into, and one of those reads must end in fill() or drop().
+    virtual bool has_buffer(bool wait) = 0;
     // Page-aligned memory of the slot's size for a drive to write into.
     virtual std::byte* take_buffer(SlotNumber slot) = 0;
+    // Of every read into a buffer; may be none.
+    virtual PieceSink* sink() { return nullptr; }
     virtual void fill(SlotNumber slot) = 0;
     virtual void drop(SlotNumber slot) = 0;
     // With RAM slots only. Whether a copy can be started that will not hold up a later fill() or
@@ -68,7 +73,8 @@ public:
 
     // The first error of a copy, which then stays: nothing in the slots can be relied upon.
     virtual Result<void> status() const = 0;
-    // Bytes copied into slots, from buffers and RAM slots; 0 where slots are read into directly.
+    // Bytes copied into slots, from buffers and RAM slots, also of reads that failed; 0 where slots
+    // are read into directly.
     virtual uint64_t copied_bytes() const = 0;
     // Bytes copied from slots to RAM slots.
     virtual uint64_t saved_bytes() const { return 0; }

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
+#include <thread>
 
 namespace xp::cuda {
 namespace {
@@ -31,6 +33,27 @@ protected:
         }
         std::memcpy(buffer + bytes - sizeof value, &value, sizeof value);
     }
+    // What a read does that brings `value`: by two threads, in pieces of odd sizes in any order.
+    static void read(CudaSlotMemory& memory, SlotNumber slot, uint64_t bytes, uint32_t value,
+                     std::mt19937& random) {
+        std::byte* buffer = memory.take_buffer(slot);
+        std::vector<std::pair<uint64_t, uint64_t>> pieces;
+        for (uint64_t at = 0; at < bytes;) {
+            const uint64_t size = std::min<uint64_t>(bytes - at, 4096 * (1 + random() % 128));
+            pieces.emplace_back(at, size);
+            at += size;
+        }
+        std::shuffle(pieces.begin(), pieces.end(), random);
+        const auto tell = [&](size_t first) {
+            for (size_t i = first; i < pieces.size(); i += 2) {
+                memory.sink()->on_piece(buffer + pieces[i].first, pieces[i].second);
+            }
+        };
+        write(buffer, bytes, value);
+        std::thread other(tell, 0);
+        tell(1);
+        other.join();
+    }
     Stream stream_;
 };
 
@@ -46,21 +69,23 @@ TEST_F(CudaSlots, HaveAddressesOfTheirOwnInEveryClass) {
 TEST_F(CudaSlots, BuffersAreFreeAgainWhenTheirReadsEnd) {
     const auto memory = make(2, {{.stride = 4096, .slots = 4}});
     memory->take_buffer(0);
-    memory->take_buffer(1);
-    EXPECT_FALSE(memory->has_buffer());
+    std::byte* second = memory->take_buffer(1);
+    EXPECT_FALSE(memory->has_buffer(true));
     memory->drop(0);
-    EXPECT_TRUE(memory->has_buffer());
-    memory->take_buffer(2);
-    EXPECT_FALSE(memory->has_buffer());
+    EXPECT_TRUE(memory->has_buffer(false)) << "nothing was copied out of it";
+    std::byte* third = memory->take_buffer(2);
+    EXPECT_FALSE(memory->has_buffer(true));
+    memory->sink()->on_piece(second, 4096);
     memory->fill(1);
-    EXPECT_TRUE(memory->has_buffer());
+    EXPECT_TRUE(memory->has_buffer(true));
+    memory->sink()->on_piece(third, 4096);
     memory->fill(2);
     EXPECT_TRUE(memory->status());
     EXPECT_EQ(memory->copied_bytes(), 2 * 4096u);
 }
 
-// Thousands of fills and uses in random order, each use a copy out of the slot on the compute
-// stream: it must see the fill before it, and no later one.
+// Thousands of reads and uses in random order, each use a copy out of the slot on the compute
+// stream: it must see the read before it, and no later or failed one.
 TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
     constexpr uint64_t kBytes = 1 << 20;
     constexpr uint32_t kSlots = 6, kRounds = 3000;
@@ -73,18 +98,28 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
     auto* seen = reinterpret_cast<uint32_t*>(seen_memory->data());
     std::vector<uint32_t> expected(kRounds);
     std::vector<uint32_t> content(kSlots);
+    uint64_t fills = 0, dropped = 0;
     for (uint32_t round = 0; round < kRounds; ++round) {
         const SlotNumber slot = random() % kSlots;
         if (content[slot] == 0 || random() % 2 == 0) {
-            std::byte* buffer = memory->take_buffer(slot);
+            if (random() % 4 == 0) {
+                // Fails when a part of it was copied already.
+                std::byte* buffer = memory->take_buffer(slot);
+                write(buffer, kBytes, UINT32_MAX);
+                memory->sink()->on_piece(buffer + kBytes / 2, kBytes / 2);
+                memory->drop(slot);
+                dropped += kBytes / 2;
+            }
             content[slot] = round + 1;
-            write(buffer, kBytes, content[slot]);
+            read(*memory, slot, kBytes, content[slot], random);
             memory->fill(slot);
+            ++fills;
         }
         const SlotNumber used[] = {slot};
         memory->begin_use(used);
-        // The last bytes, which arrive last.
-        cudaMemcpyAsync(&seen[round], memory->address(slot) + kBytes - 4, sizeof(uint32_t),
+        // Any page of it.
+        const uint64_t at = random() % (kBytes / 4096) * 4096;
+        cudaMemcpyAsync(&seen[round], memory->address(slot) + at, sizeof(uint32_t),
                         cudaMemcpyDeviceToHost, stream_.get());
         memory->end_use(used);
         expected[round] = content[slot];
@@ -92,6 +127,7 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
     ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
     ASSERT_TRUE(memory->status());
     EXPECT_EQ(std::vector<uint32_t>(seen, seen + kRounds), expected);
+    EXPECT_EQ(memory->copied_bytes(), fills * kBytes + dropped);
 }
 
 // The same with RAM slots: contents move between both in random order, and are used and overwritten
@@ -131,7 +167,7 @@ TEST_F(CudaSlots, WhatWasSavedComesBackAsItWas) {
             ++restores;
         } else if (content[slot] == 0 || random() % 2 == 0) {
             content[slot] = round + 1;
-            write(memory->take_buffer(slot), kBytes, content[slot]);
+            read(*memory, slot, kBytes, content[slot], random);
             memory->fill(slot);
             ++fills;
         }

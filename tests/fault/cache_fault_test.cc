@@ -15,6 +15,11 @@ constexpr uint32_t kBlocks[] = {0, 1, 3};
 
 class CacheFaultTest : public CacheFixture {
 protected:
+    // Slots that are read into, or those of a device.
+    static std::unique_ptr<SlotMemory> memory(uint64_t seed) {
+        if (seed % 3 != 0) return make_host_slot_memory();
+        return std::make_unique<FakeDeviceMemory>(seed);
+    }
     std::vector<uint32_t> some_experts(std::mt19937_64& random) {
         std::vector<uint32_t> experts = all_experts(kExperts);
         std::shuffle(experts.begin(), experts.end(), random);
@@ -48,10 +53,10 @@ TEST_F(CacheFaultTest, DelaysReorderingInterruptionsAndShortReadsChangeNoByte) {
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(fmt::format("seed {}", seed));
         std::mt19937_64 random(seed);
-        FaultyBackend backend(seed, FaultyBackend::kStorm, 2 * kPageBytes);
+        FaultyBackend backend(seed, FaultyBackend::kStorm, (1 + seed % 2) * kPageBytes);
         const auto cache = make(pack_, backend, kFloor + random() % 12,
                                 {.policy = seed % 2 == 0 ? "lfu" : "lru",
-                                 .verify = VerifyMode::kRead});
+                                 .verify = VerifyMode::kRead}, memory(seed));
         for (int i = 0; i < 6; ++i) {
             const uint32_t block = kBlocks[random() % 3];
             if (random() % 3 == 0) cache->prefetch(kBlocks[random() % 3], some_experts(random));
@@ -71,8 +76,8 @@ TEST_F(CacheFaultTest, AFailedReadIsToldOnceWithItsNameAndIsReadAfreshLater) {
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(fmt::format("seed {}", seed));
         std::mt19937_64 random(seed);
-        FaultyBackend backend(seed, FaultyBackend::kStorm, 2 * kPageBytes);
-        const auto cache = make(pack_, backend, kFloor + random() % 12, {});
+        FaultyBackend backend(seed, FaultyBackend::kStorm, (1 + seed % 2) * kPageBytes);
+        const auto cache = make(pack_, backend, kFloor + random() % 12, {}, memory(seed));
         const uint32_t block = kBlocks[random() % 3];
         const std::vector<uint32_t> experts = some_experts(random);
         const uint32_t bad = experts[random() % experts.size()];
@@ -99,9 +104,9 @@ TEST_F(CacheFaultTest, DamagedBytesAreNeverHandedOutWhenReadsAreVerified) {
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(fmt::format("seed {}", seed));
         std::mt19937_64 random(seed);
-        FaultyBackend backend(seed, FaultyBackend::kStorm, 2 * kPageBytes);
+        FaultyBackend backend(seed, FaultyBackend::kStorm, (1 + seed % 2) * kPageBytes);
         const auto cache = make(pack_, backend, kFloor + random() % 12,
-                                {.verify = VerifyMode::kRead});
+                                {.verify = VerifyMode::kRead}, memory(seed));
         const uint32_t block = kBlocks[random() % 3];
         const std::vector<uint32_t> experts = some_experts(random);
         const uint32_t bad = experts[random() % experts.size()];

@@ -1,12 +1,14 @@
 // A device without a device: its slots are host memory, and its copies happen some time later, in a
 // random order that keeps to what slot_memory.h promises and to nothing more. So a cache that
-// relies on more hands out wrong bytes.
+// relies on more hands out wrong bytes. Pieces of a read are copied on as they arrive, from any
+// thread; a read is only filled when every byte of it was told of once.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <vector>
 
@@ -19,11 +21,12 @@ struct FakeDeviceOptions {
     uint64_t usable = UINT64_MAX;
     uint64_t usable_ram = UINT64_MAX;
     uint32_t n_buffers = 3;
+    uint32_t busy_buffers = 3;   // one in so many free ones is still copied out of; 0: none
     uint32_t refused_saves = 0;  // one in so many is; 0: none, 1: all
     std::string warning = "";
 };
 
-class FakeDeviceMemory final : public SlotMemory {
+class FakeDeviceMemory final : public SlotMemory, private PieceSink {
 public:
     explicit FakeDeviceMemory(uint64_t seed, FakeDeviceOptions options = {})
         : random_(seed), options_(options) {}
@@ -51,62 +54,88 @@ public:
     }
 
     std::byte* address(SlotNumber slot) const override { return slots_[slot]->memory.data(); }
-    bool has_buffer() const override {
-        return std::any_of(buffers_.begin(), buffers_.end(),
-                           [](const auto& buffer) { return !buffer->in_use; });
+    bool has_buffer(bool wait) override {
+        std::lock_guard lock(mutex_);
+        const bool busy = options_.busy_buffers != 0 && random_() % options_.busy_buffers == 0;
+        return free_buffer() != nullptr && (wait || !busy);
     }
     std::byte* take_buffer(SlotNumber slot) override {
+        std::lock_guard lock(mutex_);
         run_some();
-        const auto buffer = std::find_if(buffers_.begin(), buffers_.end(),
-                                         [](const auto& b) { return !b->in_use; });
-        run_before_write(**buffer);
-        (*buffer)->in_use = true;
-        buffer_of_[slot] = buffer->get();
-        return (*buffer)->memory.data();
+        Place* buffer = free_buffer();
+        run_before_write(all_of(*buffer));
+        buffer->in_use = true;
+        buffer->slot = slot;
+        buffer->told = 0;
+        slots_[slot]->filled = false;
+        buffer_of_[slot] = buffer;
+        return buffer->memory.data();
     }
+    PieceSink* sink() override { return this; }
     void fill(SlotNumber slot) override {
+        std::lock_guard lock(mutex_);
         Place& buffer = *buffer_of_[slot];
-        buffer.filled = true;
-        add_copy(buffer, *slots_[slot]);
+        EXPECT_EQ(buffer.told, slots_[slot]->memory.bytes()) << "filled before all was read";
         buffer.in_use = false;
-        copied_bytes_ += slots_[slot]->memory.bytes();
+        slots_[slot]->filled = true;
+        run_some();
     }
     void drop(SlotNumber slot) override {
+        std::lock_guard lock(mutex_);
         buffer_of_[slot]->in_use = false;
-        slots_[slot]->filled = false;
     }
     bool can_save() const override {
+        std::lock_guard lock(mutex_);
         return options_.refused_saves == 0 || random_() % options_.refused_saves != 0;
     }
     void save(SlotNumber slot, SlotNumber ram_slot) override {
+        std::lock_guard lock(mutex_);
         add_copy(*slots_[slot], *ram_[ram_slot]);
         saved_bytes_ += slots_[slot]->memory.bytes();
     }
     void restore(SlotNumber slot, SlotNumber ram_slot) override {
+        std::lock_guard lock(mutex_);
         add_copy(*ram_[ram_slot], *slots_[slot]);
         copied_bytes_ += slots_[slot]->memory.bytes();
     }
     void begin_use(std::span<const SlotNumber> slots) override {
+        std::lock_guard lock(mutex_);
         run_some();
         for (const SlotNumber slot : slots) {
             EXPECT_TRUE(slots_[slot]->filled) << "slot " << slot << " has no content";
-            run_before_read(*slots_[slot]);
+            run_before_read(all_of(*slots_[slot]));
         }
     }
-    void end_use(std::span<const SlotNumber>) override { run_some(); }
+    void end_use(std::span<const SlotNumber>) override {
+        std::lock_guard lock(mutex_);
+        run_some();
+    }
     Result<void> status() const override { return {}; }
-    uint64_t copied_bytes() const override { return copied_bytes_; }
+    uint64_t copied_bytes() const override {
+        std::lock_guard lock(mutex_);
+        return copied_bytes_;
+    }
     uint64_t saved_bytes() const override { return saved_bytes_; }
 
 private:
     struct Place {
         PageBuffer memory;
-        bool in_use = false;  // a buffer that is read into
         bool filled = false;
+        // Of a buffer:
+        bool in_use = false;  // is read into
+        SlotNumber slot = 0;
+        uint64_t told = 0;    // bytes
+    };
+    struct Range {
+        Place* place = nullptr;
+        uint64_t at = 0, bytes = 0;
+        bool meets(const Range& other) const {
+            return place == other.place && at < other.at + other.bytes && other.at < at + bytes;
+        }
+        std::byte* data() const { return place->memory.data() + at; }
     };
     struct Copy {
-        Place* from = nullptr;
-        Place* to = nullptr;
+        Range from, to;
     };
     using Places = std::vector<std::unique_ptr<Place>>;
 
@@ -123,10 +152,33 @@ private:
         }
     }
 
+    static Range all_of(Place& place) { return {&place, 0, place.memory.bytes()}; }
+    Place* free_buffer() const {
+        const auto buffer = std::find_if(buffers_.begin(), buffers_.end(),
+                                         [](const auto& b) { return !b->in_use; });
+        return buffer == buffers_.end() ? nullptr : buffer->get();
+    }
+
+    void on_piece(const std::byte* data, uint64_t bytes) override {
+        std::lock_guard lock(mutex_);
+        const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& b) {
+            return data >= b->memory.data() && data < b->memory.data() + b->memory.bytes();
+        });
+        ASSERT_NE(found, buffers_.end()) << "a piece of no buffer";
+        Place& buffer = **found;
+        Place& slot = *slots_[buffer.slot];
+        const auto at = static_cast<uint64_t>(data - buffer.memory.data());
+        EXPECT_TRUE(buffer.in_use) << "a piece after the end of its read";
+        EXPECT_LE(at + bytes, slot.memory.bytes());
+        buffer.told += bytes;
+        copied_bytes_ += bytes;
+        copies_.push_back({{&buffer, at, bytes}, {&slot, at, bytes}});
+        run_some();
+    }
     void add_copy(Place& from, Place& to) {
         EXPECT_TRUE(from.filled) << "a copy of what nobody wrote";
         to.filled = true;
-        copies_.push_back({&from, &to});
+        copies_.push_back({all_of(from), all_of(to)});
         run_some();
     }
     void run_some() {
@@ -137,10 +189,10 @@ private:
         const Copy copy = copies_[index];
         copies_.erase(copies_.begin() + static_cast<ptrdiff_t>(index));
         run_while(index, [&](const Copy& earlier) {
-            return earlier.to == copy.from || earlier.to == copy.to || earlier.from == copy.to;
+            return earlier.to.meets(copy.from) || earlier.to.meets(copy.to) ||
+                   earlier.from.meets(copy.to);
         });
-        std::memcpy(copy.to->memory.data(), copy.from->memory.data(),
-                    std::min(copy.from->memory.bytes(), copy.to->memory.bytes()));
+        std::memcpy(copy.to.data(), copy.from.data(), std::min(copy.from.bytes, copy.to.bytes));
     }
     // Runs the last of the first `end` copies that matches, and so what it depends on, until none
     // does.
@@ -155,14 +207,16 @@ private:
             end -= std::min(end, before - copies_.size());
         }
     }
-    void run_before_read(const Place& place) {
-        run_while(copies_.size(), [&](const Copy& copy) { return copy.to == &place; });
+    void run_before_read(const Range& range) {
+        run_while(copies_.size(), [&](const Copy& copy) { return copy.to.meets(range); });
     }
-    void run_before_write(const Place& place) {
-        run_while(copies_.size(),
-                  [&](const Copy& copy) { return copy.to == &place || copy.from == &place; });
+    void run_before_write(const Range& range) {
+        run_while(copies_.size(), [&](const Copy& copy) {
+            return copy.to.meets(range) || copy.from.meets(range);
+        });
     }
 
+    mutable std::mutex mutex_;  // of all below
     mutable std::mt19937_64 random_;
     const FakeDeviceOptions options_;
     Places slots_, ram_, buffers_;

@@ -70,7 +70,10 @@ protected:
     void step(ExpertCache& cache, bool faults) {
         const uint64_t action = random(20);
         if (live_.empty() || (action < 4 && live_.size() < 3)) return begin(cache);
-        if (action == 4) return cache.prefetch(some_block(), some_experts());
+        if (action == 4) {
+            cache.prefetch(some_block(), some_experts());
+            return;
+        }
         const size_t index = random(live_.size());
         Live& live = live_[index];
         bool over = false;

@@ -22,7 +22,7 @@ public:
     uint64_t usable() const override { return UINT64_MAX; }
     Result<void> allocate(std::span<const SlotClass>) override { return {}; }
     std::byte* address(SlotNumber) const override { return nullptr; }
-    bool has_buffer() const override { return free_buffers_ > 0; }
+    bool has_buffer(bool) override { return free_buffers_ > 0; }
     std::byte* take_buffer(SlotNumber) override {
         --free_buffers_;
         return nullptr;
@@ -61,21 +61,29 @@ Result<Replay> Replay::create(const Pack& pack, const CacheOptions& options,
 }
 
 Result<void> Replay::pass(const Routing& routing, uint64_t first_token, uint32_t n_rows) {
+    prefetch(routing, first_token, n_rows, 0);
     for (uint32_t i = 0; i < routing.n_layers; ++i) {
         const uint32_t block = pack_->manifest().layers[i].layer;
         const std::vector<uint32_t> experts = distinct_experts(routing, first_token, n_rows, i);
         ExpertCache::Acquisition acquisition = cache_->acquire(block, experts);
-        if (i + 1 < routing.n_layers && pack_->manifest().layers[i + 1].layer < n_hash_layers_) {
-            cache_->prefetch(pack_->manifest().layers[i + 1].layer,
-                             distinct_experts(routing, first_token, n_rows, i + 1));
-        }
+        prefetch(routing, first_token, n_rows, i + 1);
         for (size_t left = experts.size(); left > 0;) {
             XP_TRY(const std::span<const ReadyExpert> group, acquisition.next());
             left -= group.size();
             acquisition.release();
+            prefetch(routing, first_token, n_rows, i + 1);
         }
     }
     return {};
+}
+
+void Replay::prefetch(const Routing& routing, uint64_t first_token, uint32_t n_rows,
+                      uint32_t first_layer) {
+    for (uint32_t i = first_layer; i < routing.n_layers; ++i) {
+        const uint32_t block = pack_->manifest().layers[i].layer;
+        if (block >= n_hash_layers_) break;
+        if (!cache_->prefetch(block, distinct_experts(routing, first_token, n_rows, i))) break;
+    }
 }
 
 std::vector<uint32_t> distinct_experts(const Routing& routing, uint64_t first_token,

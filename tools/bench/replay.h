@@ -25,9 +25,12 @@ public:
 
 private:
     Replay() = default;
+    // As a pass does whose next layer is `first_layer`.
+    void prefetch(const Routing& routing, uint64_t first_token, uint32_t n_rows,
+                  uint32_t first_layer);
 
     const Pack* pack_ = nullptr;
-    uint32_t n_hash_layers_ = 0;  // whose experts are asked for one layer ahead
+    uint32_t n_hash_layers_ = 0;  // whose experts are asked for ahead
     std::unique_ptr<ReadBackend> reads_;
     std::unique_ptr<ExpertCache> cache_;
 };

@@ -41,7 +41,7 @@ Result<bool> DeepSeek4Pass::step() {
     XP_ASSERT(!complete_ && !failed_);
     failed_ = true;  // until this step has come to its end
     if (!acquisition_) {
-        if (layer_ == 0) embed();
+        if (layer_ == 0) begin();
         attention_part();
         route();
         // Reads begin as soon as the experts are known; a device gets work before it is asked.
@@ -52,6 +52,7 @@ Result<bool> DeepSeek4Pass::step() {
     XP_TRY(const std::span<const ReadyExpert> group, acquisition_->next());
     XP_CHECK(compute_group(group));
     acquisition_->release();
+    prefetch_hashed(layer_ + 1);
     if (experts_left_ == 0) {
         acquisition_.reset();
         finish_layer();
@@ -66,6 +67,12 @@ std::span<const float> DeepSeek4Pass::logits(size_t row) const {
     XP_ASSERT(complete_ && logits_index_[row] != UINT32_MAX);
     const uint64_t n_vocab = model_.config_.n_vocab;
     return std::span(logits_).subspan(logits_index_[row] * n_vocab, n_vocab);
+}
+
+void DeepSeek4Pass::begin() {
+    find_hashed();
+    prefetch_hashed(0);
+    embed();
 }
 
 void DeepSeek4Pass::embed() {
@@ -207,21 +214,43 @@ void DeepSeek4Pass::pick_rows() {
     if (observer_.indexed) observe_picks();
 }
 
-std::vector<uint32_t> DeepSeek4Pass::fixed_experts(uint32_t layer) const {
-    const uint32_t k = model_.config_.top_k;
-    const DeepSeek4Layer& l = model_.layers_[layer];
-    std::vector<uint32_t> ids;
-    if (observer_.choose) {
-        ids.resize(rows_.size() * k);
-        for (uint32_t row = 0; row < n_rows(); ++row) {
-            observer_.choose(layer, row, std::span(ids).subspan(uint64_t{row} * k, k));
+void DeepSeek4Pass::find_hashed() {
+    const DeepSeek4Config& c = model_.config_;
+    for (uint32_t layer = 0; layer < c.n_layers; ++layer) {
+        const DeepSeek4Layer& l = model_.layers_[layer];
+        if (l.hash_experts.empty()) continue;
+        Hashed& hashed = hashed_.emplace_back();
+        hashed.layer = layer;
+        if (observer_.choose) {
+            hashed.ids = forced_experts(layer);
+        } else {
+            for (const Row& row : rows_) {
+                const auto first = l.hash_experts.begin() + ptrdiff_t{row.token} * c.top_k;
+                hashed.ids.insert(hashed.ids.end(), first, first + c.top_k);
+            }
         }
-        return ids;
+        hashed.distinct = hashed.ids;
+        std::sort(hashed.distinct.begin(), hashed.distinct.end());
+        hashed.distinct.erase(std::unique(hashed.distinct.begin(), hashed.distinct.end()),
+                              hashed.distinct.end());
     }
-    if (l.hash_experts.empty()) return ids;
-    for (const Row& row : rows_) {
-        const auto first = l.hash_experts.begin() + ptrdiff_t{row.token} * k;
-        ids.insert(ids.end(), first, first + k);
+}
+
+// Reads of what is known already go on while other things are computed. In order, so that what is
+// needed last never takes the place of what is needed first.
+void DeepSeek4Pass::prefetch_hashed(uint32_t first_layer) {
+    for (const Hashed& hashed : hashed_) {
+        if (hashed.layer < first_layer) continue;
+        const uint32_t block = model_.layers_[hashed.layer].experts->layer;
+        if (!model_.cache_->prefetch(block, hashed.distinct)) break;
+    }
+}
+
+std::vector<uint32_t> DeepSeek4Pass::forced_experts(uint32_t layer) const {
+    const uint32_t k = model_.config_.top_k;
+    std::vector<uint32_t> ids(rows_.size() * k);
+    for (uint32_t row = 0; row < n_rows(); ++row) {
+        observer_.choose(layer, row, std::span(ids).subspan(uint64_t{row} * k, k));
     }
     return ids;
 }
@@ -231,7 +260,14 @@ void DeepSeek4Pass::route() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
     ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    fixed_ids_ = fixed_experts(layer_);
+    fixed_ids_.clear();
+    const auto hashed = std::find_if(hashed_.begin(), hashed_.end(),
+                                     [&](const Hashed& h) { return h.layer == layer_; });
+    if (hashed != hashed_.end()) {
+        fixed_ids_ = std::move(hashed->ids);
+    } else if (observer_.choose) {
+        fixed_ids_ = forced_experts(layer_);
+    }
     ops_.route({.logits = work_->router, .bias = l.router_bias,
                 .host_fixed = fixed_ids_.empty() ? nullptr : fixed_ids_.data(),
                 .normalise = c.expert_normalise, .scale = c.expert_scale,
@@ -273,18 +309,7 @@ void DeepSeek4Pass::acquire_experts() {
     }
     experts_left_ = static_cast<uint32_t>(distinct.size());
     acquisition_.emplace(model_.cache_->acquire(layer().experts->layer, distinct));
-    prefetch_next_layer();
-}
-
-// The next layer's experts are known already if it routes by token id.
-void DeepSeek4Pass::prefetch_next_layer() {
-    if (layer_ + 1 >= model_.config_.n_layers) return;
-    const DeepSeek4Layer& next = model_.layers_[layer_ + 1];
-    if (next.hash_experts.empty()) return;
-    std::vector<uint32_t> ids = fixed_experts(layer_ + 1);
-    std::sort(ids.begin(), ids.end());
-    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-    model_.cache_->prefetch(next.experts->layer, ids);
+    prefetch_hashed(layer_ + 1);
 }
 
 void DeepSeek4Pass::shared_expert() {

@@ -33,6 +33,14 @@ private:
         uint32_t choice; // of the row's in the router's order
     };
 
+    // A layer whose experts the tokens themselves say.
+    struct Hashed {
+        uint32_t layer = 0;
+        std::vector<uint32_t> ids;       // [n_rows][top_k]
+        std::vector<uint32_t> distinct;
+    };
+
+    void begin();
     void embed();
     void attention_part();
     void compress(const Compressor& compressor, bool index);
@@ -46,9 +54,10 @@ private:
     void hyper_connection(const HyperConnection& hc, const float* norm, const HcUpdate* update);
     HcUpdate feed_forward_update() const;
     void fill_turns(std::span<const double> frequencies, float* turns);
-    void prefetch_next_layer();
-    // [n_rows][top_k] where the router does not choose; empty where it does.
-    std::vector<uint32_t> fixed_experts(uint32_t layer) const;
+    void find_hashed();
+    void prefetch_hashed(uint32_t first_layer);
+    // What observer_.choose says.
+    std::vector<uint32_t> forced_experts(uint32_t layer) const;
     void observe_routing(std::span<const uint32_t> ids, std::span<const float> weights) const;
     void observe_picks() const;
 
@@ -67,6 +76,7 @@ private:
     bool complete_ = false;
     bool failed_ = false;
     bool update_left_ = false;  // what the layer before gave is not in the state yet
+    std::vector<Hashed> hashed_;                            // in order
     std::vector<uint32_t> fixed_ids_;                       // of the layer, if not chosen by scores
     std::vector<Choice> choices_;                           // of this layer, by expert, then row
     std::optional<ExpertCache::Acquisition> acquisition_;   // while the experts of a layer run
