@@ -1,7 +1,7 @@
 // Expert slots in GPU memory, filled from a pool of pinned buffers on a copy stream of their own:
 // each piece as soon as it was read, by the thread that read it, so that when the last one arrives
-// little is left to be copied. RAM slots behind them are pinned too: they are filled from slots on a
-// second stream, so that copies in both directions overlap, and slots from them on the first.
+// little is left to be copied. RAM slots behind them are pinned too: they are filled from slots on
+// a second stream, so that copies in both directions overlap, and slots from them on the first.
 //
 // Ordering is by events alone. Copies and uses are numbered; the events of the last kEvents numbers
 // are kept, and waiting for a later number of the same stream includes all earlier ones. A use that

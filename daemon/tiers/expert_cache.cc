@@ -14,6 +14,8 @@ namespace {
 
 using Protection = SlotTable::Protection;
 
+using Event = CacheObserver::Event;
+
 constexpr uint64_t kSampleEvery = 64;  // VerifyMode::kSample
 
 // Who asks for most experts of a layer, as a chunk of a prompt does, says nothing about which are
@@ -118,7 +120,10 @@ struct ExpertCache::Impl {
     bool bring(const Layer& layer, ExpertNumber number, SlotTable::Protection at_most,
                bool prefetched, bool wait_for_buffer = false);
     void save_evicted(const SlotTable::TakenSlot& taken, uint32_t slot_class);
-    void submit_reads();
+    void submit_reads(uint32_t block);
+    void observe(Event event, uint32_t block, size_t n) const {
+        if (observer != nullptr) observer->on_event(event, block, n);
+    }
     bool hand_out(AcquisitionState& state);
     void wait_for_arrivals();
     void arrive(std::vector<CompletionQueue::Completion> completions);
@@ -132,6 +137,7 @@ struct ExpertCache::Impl {
     ReadBackend& backend;
     const VerifyMode verify;
     const uint32_t top_k;
+    CacheObserver* const observer;
     const SlotPlan plan;
     const std::vector<Layer> layers;
     std::string warning;
@@ -231,6 +237,7 @@ ExpertCache::Impl::Impl(const Pack& the_pack, ReadBackend& the_backend,
       backend(the_backend),
       verify(options.verify),
       top_k(options.top_k),
+      observer(options.observer),
       plan(std::move(plans.slots)),
       layers(std::move(the_layers)),
       table(plan, n_experts, std::move(policy)),
@@ -257,6 +264,7 @@ ExpertCache::Impl::~Impl() {
 
 std::unique_ptr<ExpertCache::Impl::AcquisitionState> ExpertCache::Impl::acquire(
     uint32_t block, std::span<const uint32_t> experts) {
+    observe(Event::kAcquire, block, experts.size());
     arrive(completed.take(false));
     ++acquires;
     table.on_acquire();
@@ -309,14 +317,17 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
     if (state.error) end(state);
     publish_stats();
     if (state.error) return *state.error;
+    observe(Event::kGroup, layers[state.ordinal].pack->layer, state.group.size());
     return std::span<const ReadyExpert>(state.group);
 }
 
 void ExpertCache::Impl::release(AcquisitionState& state) {
+    if (state.pinned.empty()) return;
     memory->end_use(state.pinned);
     for (const SlotNumber slot : state.pinned) table.unpin(slot);
     state.pinned.clear();
     state.group.clear();
+    observe(Event::kRelease, layers[state.ordinal].pack->layer, 0);
 }
 
 void ExpertCache::Impl::retire(AcquisitionState& state) {
@@ -350,7 +361,7 @@ bool ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> exper
         if (!all) break;
         ++stats.prefetches;
     }
-    submit_reads();
+    submit_reads(block);
     publish_stats();
     return all;
 }
@@ -407,7 +418,7 @@ void ExpertCache::Impl::read_missing(AcquisitionState& state, bool wait_for_buff
             wait_for_buffer = false;
         }
     }
-    submit_reads();
+    submit_reads(layer.pack->layer);
 }
 
 // Copies the expert from the RAM tier, or adds its read. False when there is no slot, or no buffer
@@ -443,9 +454,11 @@ void ExpertCache::Impl::save_evicted(const SlotTable::TakenSlot& taken, uint32_t
     if (ram_slot) memory->save(taken.number, *ram_slot);
 }
 
-void ExpertCache::Impl::submit_reads() {
+void ExpertCache::Impl::submit_reads(uint32_t block) {
     if (requests.empty()) return;
+    observe(Event::kSubmit, block, requests.size());
     backend.submit(requests);
+    observe(Event::kSubmitted, block, requests.size());
     requests.clear();
 }
 
@@ -517,6 +530,7 @@ void ExpertCache::Impl::arrive(std::vector<CompletionQueue::Completion> completi
             table.discard(slot);
             fail_waiting(number, result.error());
         }
+        observe(Event::kArrival, layer.pack->layer, 1);
     }
 }
 

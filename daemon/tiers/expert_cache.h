@@ -44,12 +44,28 @@ enum class VerifyMode : uint8_t {
     kRead,    // every read: no byte reaches a computation unchecked
 };
 
+// Sees what a cache does when it does it, for measurements. Called on the cache's thread.
+class CacheObserver {
+public:
+    enum class Event : uint8_t {
+        kAcquire,    // `n` experts are asked for
+        kSubmit,     // `n` reads are about to be started
+        kSubmitted,  // they are under way
+        kArrival,    // one was read and accepted, or not
+        kGroup,      // `n` experts are handed out
+        kRelease,    // and not used any more
+    };
+    virtual ~CacheObserver() = default;
+    virtual void on_event(Event event, uint32_t layer, size_t n) = 0;
+};
+
 struct CacheOptions {
     uint64_t bytes = 0;          // for slots; 0: all experts
     uint64_t ram_bytes = 0;      // for RAM slots behind a device's; 0: none
     std::string policy = "lfu";
     VerifyMode verify = VerifyMode::kSample;
     uint32_t top_k = 0;          // experts per token and layer, for the hard floor and the warning
+    CacheObserver* observer = nullptr;  // outlives the cache; may be none
 };
 
 struct CacheStats {

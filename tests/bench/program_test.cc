@@ -1,4 +1,6 @@
 // xp-bench as scripts see it.
+#include <fstream>
+
 #include <nlohmann/json.hpp>
 
 #include "tests/bench/bench_fixture.h"
@@ -48,6 +50,40 @@ TEST_F(BenchProgram, DecodeWithATraceTellsTimesBoundAndBytes) {
     EXPECT_EQ(json["upload_ms"], 0);
     EXPECT_NEAR(json["bytes_ratio"].get<double>(), 1, 0.1);
     EXPECT_NEAR(json["mapped_lru_hits"].get<double>(), json["trace_lru_hits"].get<double>(), 0.03);
+}
+
+TEST_F(BenchProgram, ATimelineHasALineForEachLayerInTheOrderOfThings) {
+    const Path file = scratch_ / "timeline.jsonl";
+    const ProgramOutcome outcome =
+        measure("decode", {"--trace", kTrace, "--cache", "15%", "--prompt", "8", "--warm", "16",
+                           "--tokens", "4", "--samples", "3", "--timeline", file.string()});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("until the last piece"));
+    std::ifstream lines(file);
+    uint64_t n = 0, reads = 0, hinted = 0;
+    for (std::string line; std::getline(lines, line); ++n) {
+        const Json json = Json::parse(line);
+        EXPECT_EQ(json["pass"], n / 4);
+        EXPECT_EQ(json["layer"], n % 4);
+        EXPECT_EQ(json["experts"], 6);
+        reads += json["reads"].get<uint64_t>();
+        hinted += json["hinted"].get<uint64_t>();
+        EXPECT_EQ(json["arrivals"].size(), json["reads"].get<size_t>());
+        EXPECT_GT(json["groups"].size(), 0u);
+        EXPECT_LT(json["acquired"], json["groups"].front());
+        EXPECT_LT(json["groups"].back(), json["released"]);
+        EXPECT_LT(json["released"], json["pass_ended"]);
+        if (json["reads"] == 0) continue;
+        EXPECT_GT(json["submitted"], 0);
+        EXPECT_LE(json["first_piece"], json["last_piece"]);
+        EXPECT_LT(json["last_piece"], json["arrivals"].back());
+        EXPECT_TRUE(json["hinted"] > 0 || json["acquired"] < json["first_piece"]);
+        EXPECT_TRUE(n % 4 < 3 || json["hinted"] == 0) << "this layer is not hash-routed";
+    }
+    EXPECT_EQ(n, 3 * 4 * 4u);
+    EXPECT_GT(reads, hinted);
+    EXPECT_GT(hinted, 0u);
+    EXPECT_NE(measure("decode", {"--timeline", file.string()}).status, 0);
 }
 
 TEST_F(BenchProgram, PrefillReadsEachExpertOnceInAPass) {

@@ -31,6 +31,7 @@ struct CourseTimes {
     double read_bandwidth = 0, upload_bandwidth = 0;  // 0: nothing is uploaded
     double trace_hits = 0, mapped_hits = 0;           // of an LRU cache of this share; 0: no trace
     std::vector<Sample> resident, measured, predicted;
+    std::vector<Timeline::Phase> phases;              // with a timeline
 
     double read_seconds(size_t i) const {
         return static_cast<double>(predicted[i].read_bytes) / read_bandwidth;
@@ -77,6 +78,8 @@ Result<CourseTimes> measure(const BoundOptions& options, const Course& course) {
         XP_TRY(outcome.resident, run_course(rig, course, forced ? &routing : nullptr,
                                             forced ? nullptr : &routing));
     }
+    Timeline timeline;
+    if (!options.timeline.empty()) rig_options.timeline = &timeline;
     XP_TRY(Rig rig, Rig::open(rig_options));
     outcome.backend = rig.backend.operators->describe();
     outcome.io = rig.reads->stats().backend;
@@ -89,8 +92,13 @@ Result<CourseTimes> measure(const BoundOptions& options, const Course& course) {
     XP_TRY(outcome.measured,
            run_course(rig, course, options.trace.empty() ? nullptr : &routing, nullptr));
     outcome.cache = rig.cache->stats();
+    if (!options.timeline.empty()) {
+        XP_CHECK(timeline.write(options.timeline));
+        outcome.phases = timeline.phases();
+    }
 
     CacheOptions simulated = rig.cache_options;
+    simulated.observer = nullptr;
     if (!rig.cache->warning().empty()) simulated.bytes = outcome.cache.slot_bytes;  // maybe cut
     XP_TRY(Replay replay, Replay::create(*rig.pack, simulated, read_buffers(rig)));
     XP_TRY(outcome.predicted, replay_course(replay, course, routing));
@@ -134,6 +142,8 @@ void print(const BoundOptions& options, const CourseTimes& o, uint32_t tokens, u
                                                      : "uploads";
     const uint64_t repeated = o.sum(o.measured, &Sample::repeated);
     if (options.json) {
+        Json phases = Json::object();
+        for (const Timeline::Phase& phase : o.phases) phases[phase.name] = phase.median;
         const Json json{
             {"backend", o.backend}, {"io", o.io}, {"direct", o.direct},
             {"policy", o.cache.policy}, {"slots", o.cache.slots}, {"objects", o.cache.n_objects},
@@ -146,7 +156,8 @@ void print(const BoundOptions& options, const CourseTimes& o, uint32_t tokens, u
             {"misses", misses}, {"reads", reads}, {"reads_repeated", repeated},
             {"read_bandwidth", o.read_bandwidth}, {"upload_bandwidth", o.upload_bandwidth},
             {"launches", launches}, {"waits", waits}, {"wait_ms", wait_ms},
-            {"trace_lru_hits", o.trace_hits}, {"mapped_lru_hits", o.mapped_hits}};
+            {"trace_lru_hits", o.trace_hits}, {"mapped_lru_hits", o.mapped_hits},
+            {"phases_us", phases}};
         fmt::print("{}\n", json.dump());
         return;
     }
@@ -172,6 +183,10 @@ void print(const BoundOptions& options, const CourseTimes& o, uint32_t tokens, u
     if (o.mapped_hits > 0) {
         fmt::print("{:<10}{:>9.1f} % of requests in an LRU cache of this share; the trace's {:.1f} "
                    "%\n", "routing", 100 * o.mapped_hits, 100 * o.trace_hits);
+    }
+    for (const Timeline::Phase& phase : o.phases) {
+        fmt::print("{:<32}{:>10.1f} us (median of {} layers)\n", phase.name, phase.median,
+                   phase.n);
     }
 }
 

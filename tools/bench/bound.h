@@ -18,6 +18,7 @@ struct BoundOptions {
     uint32_t warm = 64;       // tokens of decoding before any are timed
     uint32_t tokens = 32;     // per sample
     uint32_t samples = 5;
+    std::string timeline;     // a file to write, if any
     bool json = false;
 };
 

@@ -63,9 +63,12 @@ Result<std::vector<Sample>> run_course(Rig& rig, const Course& course, const Rou
         const uint64_t repeated_before = rig.reads->repeated();
         rig.reads->begin_count();
         const OperatorCounts counts_before = rig.backend.operators->counts();
+        Timeline* const timeline = pass.sample == Pass::kNoSample ? nullptr : rig.timeline;
+        if (timeline != nullptr) timeline->begin_pass();
         const auto start = std::chrono::steady_clock::now();
         XP_CHECK(forward(rig, *sequence, pass.n_rows, routing, record));
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        if (timeline != nullptr) timeline->end_pass();
         if (pass.sample == Pass::kNoSample) continue;
         Sample& sample = samples[pass.sample];
         sample.seconds += took.count();

@@ -41,6 +41,8 @@ void add_rig_options(CLI::App& app, Command& command) {
     app.add_flag("--buffered", command.buffered, "Read without O_DIRECT, for packs on tmpfs");
     app.add_option("--trace", command.bound.trace,
                    "Experts are those of a recording (JSON lines), not the router's");
+    app.add_option("--timeline", command.bound.timeline,
+                   "With --trace, or in prefill: a file for what happened when in each layer");
     app.add_flag("--json", command.bound.json, "One JSON object");
 }
 
@@ -68,6 +70,9 @@ Result<void> read_cache_size(Command& command) {
 Result<void> measure(const Command& command, bool prefill) {
     if (prefill) return bench_prefill(command.bound);
     if (!command.bound.trace.empty()) return bench_decode_bound(command.bound);
+    if (!command.bound.timeline.empty()) {
+        return make_error(ErrorCode::kInvalidArgument, "--timeline of decode needs a --trace");
+    }
     return bench_decode(command.decode);
 }
 

@@ -23,7 +23,19 @@ void CountedReads::submit(std::span<const ReadRequest> requests) {
     for (const ReadRequest& request : requests) {
         if (!seen_.insert({request.fd, request.offset}).second) ++repeated_;
     }
-    reads_->submit(requests);
+    if (timeline_ == nullptr) return reads_->submit(requests);
+    timeline_->on_requests(requests);
+    std::vector<ReadRequest> watched(requests.begin(), requests.end());
+    for (ReadRequest& request : watched) {
+        sink_.store(request.sink);
+        request.sink = this;
+    }
+    reads_->submit(watched);
+}
+
+void CountedReads::on_piece(const std::byte* data, uint64_t bytes) {
+    timeline_->on_piece(data);
+    if (PieceSink* const sink = sink_.load()) sink->on_piece(data, bytes);
 }
 
 Result<Rig> Rig::open(const RigOptions& options) {
@@ -33,7 +45,8 @@ Result<Rig> Rig::open(const RigOptions& options) {
     io.direct = options.direct;
     io.backend = options.io;
     XP_TRY(std::unique_ptr<ReadBackend> reads, make_read_backend(io));
-    rig.reads = std::make_unique<CountedReads>(std::move(reads));
+    rig.reads = std::make_unique<CountedReads>(std::move(reads), options.timeline);
+    rig.timeline = options.timeline;
     if (options.backend != "cpu") {
         Result<Backend> cuda = open_measured_cuda_backend({}, rig.device);
         if (cuda) {
@@ -52,7 +65,7 @@ Result<Rig> Rig::open(const RigOptions& options) {
                                       static_cast<double>(expert_bytes(*rig.pack)));
     }
     rig.cache_options = {.bytes = bytes, .policy = options.policy, .verify = VerifyMode::kOff,
-                         .top_k = top_k};
+                         .top_k = top_k, .observer = options.timeline};
     XP_TRY(std::unique_ptr<SlotMemory> slots, rig.backend.make_slot_memory());
     XP_TRY(rig.cache,
            ExpertCache::create(*rig.pack, *rig.reads, std::move(slots), rig.cache_options));

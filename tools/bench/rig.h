@@ -1,6 +1,7 @@
 // A model as the daemon loads it, for measurements: pack, backend, cache, graph.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,15 +12,18 @@
 #include "daemon/engine/model.h"
 #include "daemon/io/read_backend.h"
 #include "daemon/pack/pack.h"
+#include "tools/bench/timeline.h"
 #include "tools/bench/trace.h"
 
 namespace xp {
 
 // Counts what passes through it. Thread-safe as the backend behind it, but for begin_count() and
 // repeated(): those are for the thread that submits.
-class CountedReads final : public ReadBackend {
+class CountedReads final : public ReadBackend, private PieceSink {
 public:
-    explicit CountedReads(std::unique_ptr<ReadBackend> reads) : reads_(std::move(reads)) {}
+    // The timeline, if any, is told of requests and pieces. All requests have the same sink then.
+    explicit CountedReads(std::unique_ptr<ReadBackend> reads, Timeline* timeline = nullptr)
+        : timeline_(timeline), reads_(std::move(reads)) {}
     void submit(std::span<const ReadRequest> requests) override;
     uint64_t alignment() const override { return reads_->alignment(); }
     IoStats stats() const override { return reads_->stats(); }
@@ -29,6 +33,10 @@ public:
     uint64_t repeated() const { return repeated_; }
 
 private:
+    void on_piece(const std::byte* data, uint64_t bytes) override;
+
+    Timeline* const timeline_;
+    std::atomic<PieceSink*> sink_ = nullptr;   // of the requests
     std::unique_ptr<ReadBackend> reads_;
     std::set<std::pair<int, uint64_t>> seen_;  // descriptor and offset
     uint64_t repeated_ = 0;
@@ -44,6 +52,7 @@ struct RigOptions {
     std::string policy = "lfu";
     uint64_t context = 4096;
     uint32_t threads = 0;
+    Timeline* timeline = nullptr;  // outlives the rig
 };
 
 struct Rig {
@@ -51,6 +60,7 @@ struct Rig {
     std::unique_ptr<CountedReads> reads;
     Backend backend;
     CudaMeasurements device;       // empty on the CPU
+    Timeline* timeline = nullptr;
     CacheOptions cache_options;
     std::unique_ptr<ExpertCache> cache;
     std::unique_ptr<Model> model;
