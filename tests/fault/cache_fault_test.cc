@@ -18,7 +18,7 @@ protected:
     // Slots that are read into, or those of a device.
     static std::unique_ptr<SlotMemory> memory(uint64_t seed) {
         if (seed % 3 != 0) return make_host_slot_memory();
-        return std::make_unique<FakeDeviceMemory>(seed);
+        return std::make_unique<FakeDeviceMemory>(seed, FakeDeviceOptions{.busy_buffers = 3});
     }
     std::vector<uint32_t> some_experts(std::mt19937_64& random) {
         std::vector<uint32_t> experts = all_experts(kExperts);

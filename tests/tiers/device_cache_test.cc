@@ -42,9 +42,9 @@ public:
 class DeviceCacheTest : public CacheFixture {
 protected:
     std::unique_ptr<ExpertCache> make_device(uint32_t n_buffers = 3) {
-        const FakeDeviceOptions device{.n_buffers = n_buffers, .busy_buffers = 0};
         return make(pack_, reads_, kFloor, {.verify = VerifyMode::kRead},
-                    std::make_unique<FakeDeviceMemory>(3, device));
+                    std::make_unique<FakeDeviceMemory>(
+                        3, FakeDeviceOptions{.n_buffers = n_buffers}));
     }
     // Asks for experts one after the other; each comes at once.
     void use_each(ExpertCache& cache, uint32_t block, const std::vector<uint32_t>& experts) {
@@ -112,7 +112,7 @@ TEST_F(DeviceCacheTest, DamagedBytesThatWereCopiedAreNeverHandedOut) {
 TEST_F(CacheFixture, OneBufferThatIsStillCopiedOutOfIsWaitedFor) {
     const auto cache = make(pack_, backend_, kFloor, {.verify = VerifyMode::kRead},
                             std::make_unique<FakeDeviceMemory>(
-                                4, FakeDeviceOptions{.n_buffers = 1}));
+                                4, FakeDeviceOptions{.n_buffers = 1, .busy_buffers = 2}));
     for (int i = 0; i < 10; ++i) {
         for (const uint32_t block : {0u, 1u, 3u}) use(*cache, block, all_experts(kExperts));
     }

@@ -21,7 +21,7 @@ struct FakeDeviceOptions {
     uint64_t usable = UINT64_MAX;
     uint64_t usable_ram = UINT64_MAX;
     uint32_t n_buffers = 3;
-    uint32_t busy_buffers = 3;   // one in so many free ones is still copied out of; 0: none
+    uint32_t busy_buffers = 0;   // one in so many free ones is still copied out of; 0: none
     uint32_t refused_saves = 0;  // one in so many is; 0: none, 1: all
     std::string warning = "";
 };

@@ -98,7 +98,8 @@ protected:
         std::unique_ptr<SlotMemory> memory = make_host_slot_memory();
         if (ram_slots > 0) {
             memory = std::make_unique<FakeDeviceMemory>(GetParam() + 2,
-                                                        FakeDeviceOptions{.refused_saves = 8});
+                                                        FakeDeviceOptions{.busy_buffers = 3,
+                                                                          .refused_saves = 8});
         }
         const auto cache = make(pack_, backend, slots,
                                 {.ram_bytes = ram_slots * pack_.stride(), .policy = policy,
