@@ -177,7 +177,10 @@ Result<Arena> Arena::import(int fd, uint64_t bytes) {
         return make_error(ErrorCode::kInvalidArgument,
                           "the GPU memory that was kept is not of device {}", device);
     }
-    return map(handle, bytes, held, device);
+    XP_TRY(Arena arena, map(handle, bytes, held, device));
+    arena.imported_ = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!arena.imported_) return errno_error(errno, "keeping a descriptor for GPU memory");
+    return arena;
 }
 
 // On errors the arena gives back what it has so far, the handle included.
@@ -204,6 +207,12 @@ Result<Arena> Arena::map(unsigned long long handle, uint64_t bytes, uint64_t hel
 Result<UniqueFd> Arena::export_fd() const {
     if (handle_ == 0) {
         return make_error(ErrorCode::kUnsupported, "this GPU memory has no descriptor");
+    }
+    // The driver exports only what this process allocated.
+    if (imported_) {
+        UniqueFd fd(::fcntl(imported_.get(), F_DUPFD_CLOEXEC, 0));
+        if (!fd) return errno_error(errno, "a descriptor for GPU memory");
+        return fd;
     }
     int number = -1;
     XP_DRIVER(driver()->export_handle(&number, handle_, kHandleType, 0),

@@ -54,6 +54,7 @@ private:
     static Result<Arena> map(unsigned long long handle, uint64_t bytes, uint64_t held, int device);
     void swap(Arena& other) noexcept {
         std::swap(private_, other.private_);
+        std::swap(imported_, other.imported_);
         std::swap(handle_, other.handle_);
         std::swap(data_, other.data_);
         std::swap(bytes_, other.bytes_);
@@ -62,6 +63,7 @@ private:
     }
 
     Memory private_;
+    UniqueFd imported_;              // what it was imported as: that cannot be exported again
     unsigned long long handle_ = 0;  // of the driver, counted by it: 0 when private or empty
     std::byte* data_ = nullptr;
     uint64_t bytes_ = 0;             // as asked for
