@@ -27,6 +27,7 @@ struct DecodeTimes {
     std::vector<CudaOperatorTime> operators;  // of kTimedTokens
     uint64_t read_bytes = 0;                    // while decoding
     uint64_t hits = 0, misses = 0;
+    OperatorCounts host;                        // while decoding
 };
 constexpr uint32_t kTimedTokens = 8;
 
@@ -38,11 +39,15 @@ Result<DecodeTimes> measure(Rig& rig, const DecodeOptions& options) {
     XP_CHECK(forward(rig, *sequence, options.prompt));
     outcome.prefill_seconds = seconds_since(start);
     const CacheStats before = rig.cache->stats();
+    const OperatorCounts counts = rig.backend.operators->counts();
     for (uint32_t i = 0; i < options.tokens; ++i) {
         const Clock::time_point token = Clock::now();
         XP_CHECK(forward(rig, *sequence, 1));
         outcome.token_seconds.push_back(seconds_since(token));
     }
+    const OperatorCounts counted = rig.backend.operators->counts();
+    outcome.host = {counted.launches - counts.launches, counted.waits - counts.waits,
+                    counted.wait_us - counts.wait_us};
     const CacheStats after = rig.cache->stats();
     outcome.read_bytes = after.read_bytes - before.read_bytes;
     outcome.hits = after.hits - before.hits;
@@ -91,6 +96,12 @@ Result<void> bench_decode(const DecodeOptions& options) {
     const double floor =
         measured ? static_cast<double>(weight_bytes) / rig.device.read_bandwidth : 0;
     const CacheStats cache = rig.cache->stats();
+    const auto per_token = [&](uint64_t n) {
+        return static_cast<double>(n) / static_cast<double>(options.tokens);
+    };
+    const double mean = std::accumulate(outcome.token_seconds.begin(), outcome.token_seconds.end(),
+                                        0.0) / static_cast<double>(options.tokens);
+    const double wait_ms = per_token(outcome.host.wait_us) / 1e3;
     if (options.json) {
         Json json{{"backend", rig.backend.operators->describe()},
                   {"slots", cache.slots},
@@ -99,6 +110,10 @@ Result<void> bench_decode(const DecodeOptions& options) {
                   {"median_token_ms", median * 1e3},
                   {"p10_token_ms", percentile(outcome.token_seconds, 0.1) * 1e3},
                   {"p90_token_ms", percentile(outcome.token_seconds, 0.9) * 1e3},
+                  {"launches", per_token(outcome.host.launches)},
+                  {"waits", per_token(outcome.host.waits)},
+                  {"wait_ms", wait_ms},
+                  {"host_ms", mean * 1e3 - wait_ms},
                   {"hits", outcome.hits},
                   {"misses", outcome.misses},
                   {"read_bytes", outcome.read_bytes},
@@ -116,6 +131,9 @@ Result<void> bench_decode(const DecodeOptions& options) {
                "{} hits, {} misses\n", median * 1e3, percentile(outcome.token_seconds, 0.1) * 1e3,
                percentile(outcome.token_seconds, 0.9) * 1e3, 1 / median, outcome.hits,
                outcome.misses);
+    fmt::print("host, per token: {:.1f} launches, {:.1f} waits of {:.3f} ms together, {:.3f} ms of "
+               "its own\n", per_token(outcome.host.launches), per_token(outcome.host.waits),
+               wait_ms, mean * 1e3 - wait_ms);
     if (measured) {
         fmt::print("floor: {:.1f} MB of weights at {:.0f} GB/s: {:.3f} ms; reached: {:.1f} %\n",
                    static_cast<double>(weight_bytes) / 1e6, rig.device.read_bandwidth / 1e9,
