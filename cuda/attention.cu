@@ -73,24 +73,20 @@ __host__ __device__ inline const std::byte* key_at(const DeviceAttention& args,
     if (p >= segment.position) {
         return args.rows + (segment.first_row + (p - segment.position)) * bytes;
     }
-    return segment.ring + p % args.window * bytes;
+    // A division of 64 bits takes as long as reading the key.
+    const uint64_t place = p >> 32 == 0 ? static_cast<uint32_t>(p) % args.window : p % args.window;
+    return segment.ring + place * bytes;
 }
 
 // Puts a unit's keys into `tile`, [unit_keys][kQuads · 32] quads. Every lane finds one key's place;
-// a warp has kBatch keys on their way at once.
-template <uint32_t kQuads>
-__device__ void load_unit(const DeviceAttention& args, const DeviceSegment& segment,
-                          const Keys& keys, uint64_t first_key, uint32_t n_valid, float4* tile) {
+// a warp has kBatch keys on their way at once. How rows are stored is known before, so that the code
+// that runs is short.
+template <uint32_t kQuads, bool kHalf>
+__device__ void load_keys(const DeviceAttention& args, const std::byte* mine, uint32_t n_valid,
+                          float4* tile) {
     constexpr uint32_t kBatch = kQuads == 8 ? 1 : 4;  // what registers allow
     const uint32_t lane = threadIdx.x % kWarpSize;
-    const uint32_t warp = threadIdx.x / kWarpSize;
-    const std::byte* mine = nullptr;
-    if (lane < n_valid) mine = key_at(args, segment, keys, first_key + lane);
-    const uintptr_t bases = reinterpret_cast<uintptr_t>(args.rows) |
-                            reinterpret_cast<uintptr_t>(segment.ring) |
-                            reinterpret_cast<uintptr_t>(segment.compressed);
-    const bool aligned = args.dim % 4 == 0 && bases % 16 == 0;
-    for (uint32_t k0 = warp; k0 < n_valid; k0 += kBatch * kWarps) {
+    for (uint32_t k0 = threadIdx.x / kWarpSize; k0 < n_valid; k0 += kBatch * kWarps) {
         StoredQuad batch[kBatch][kQuads];
 #pragma unroll
         for (uint32_t b = 0; b < kBatch; ++b) {
@@ -100,9 +96,10 @@ __device__ void load_unit(const DeviceAttention& args, const DeviceSegment& segm
 #pragma unroll
             for (uint32_t j = 0; j < kQuads; ++j) {
                 const uint32_t quad = lane + j * kWarpSize;
-                batch[b][j] = quad < quads_of(args.dim)
-                                  ? load_stored(row, args.half, quad, args.dim, aligned)
-                                  : StoredQuad{make_uint4(0, 0, 0, 0), false};
+                batch[b][j] = {make_uint4(0, 0, 0, 0), kHalf};
+                if (quad < quads_of(args.dim)) {
+                    batch[b][j] = load_stored(row, kHalf, quad, args.dim, true);
+                }
             }
         }
 #pragma unroll
@@ -113,6 +110,30 @@ __device__ void load_unit(const DeviceAttention& args, const DeviceSegment& segm
             for (uint32_t j = 0; j < kQuads; ++j) {
                 tile[(k * kQuads + j) * kWarpSize + lane] = to_float4(batch[b][j]);
             }
+        }
+    }
+}
+template <uint32_t kQuads>
+__device__ void load_unit(const DeviceAttention& args, const DeviceSegment& segment,
+                          const Keys& keys, uint64_t first_key, uint32_t n_valid, float4* tile) {
+    const uint32_t lane = threadIdx.x % kWarpSize;
+    const std::byte* mine = nullptr;
+    if (lane < n_valid) mine = key_at(args, segment, keys, first_key + lane);
+    const uintptr_t bases = reinterpret_cast<uintptr_t>(args.rows) |
+                            reinterpret_cast<uintptr_t>(segment.ring) |
+                            reinterpret_cast<uintptr_t>(segment.compressed);
+    const bool aligned = args.dim % 4 == 0 && bases % 16 == 0;
+    if (aligned && args.half) {
+        load_keys<kQuads, true>(args, mine, n_valid, tile);
+    } else if (aligned) {
+        load_keys<kQuads, false>(args, mine, n_valid, tile);
+    } else {
+        for (uint32_t t = threadIdx.x; t < n_valid * kQuads * kWarpSize; t += kThreads) {
+            const uint32_t k = t / (kQuads * kWarpSize), quad = t % (kQuads * kWarpSize);
+            tile[t] = make_float4(0, 0, 0, 0);
+            if (quad >= quads_of(args.dim)) continue;
+            tile[t] = to_float4(load_stored(key_at(args, segment, keys, first_key + k), args.half,
+                                            quad, args.dim, false));
         }
     }
 }

@@ -99,26 +99,12 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t dim = h.dim;
     float* const x = h.x + head * dim;
     const bool aligned = aligned_rows(h.x, dim);
-    float factor = 1;
-    if (h.normed) {
-        float squares = 0;
-#pragma unroll 4
-        for (uint32_t quad = lane; quad < quads_of(dim); quad += kWarpSize) {
-            squares = add_squares(load_quad(x, quad, dim, aligned), squares);
-        }
-        factor = rms_factor(warp_sum(squares), dim, h.epsilon);
-    }
     const float* cos_sin = h.cos_sin + head / h.n_heads * h.rope_dims;
     const bool aligned_stored = aligned_rows(h.stored, dim);
     const bool aligned_norm = aligned_rows(h.norm, dim);
-#pragma unroll 4
-    for (uint32_t quad = lane; quad < quads_of(dim); quad += kWarpSize) {
-        float4 v = load_quad(x, quad, dim, aligned);
+    const auto finish = [&](uint32_t quad, float4 v, float4 w, float factor) {
         if (h.normed) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
-        if (h.norm != nullptr) {
-            const float4 w = load_quad(h.norm, quad, dim, aligned_norm);
-            v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-        }
+        if (h.norm != nullptr) v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
         v = turn_quad(v, quad, dim, cos_sin, h.rope_dims, 1);
         if (h.stored == nullptr) {
             store_quad(x, quad, dim, aligned, v);
@@ -129,6 +115,36 @@ __global__ void __launch_bounds__(kThreads)
             store_quad(reinterpret_cast<float*>(h.stored) + head * dim, quad, dim, aligned_stored,
                        v);
         }
+    };
+    // Of the usual heads all quads are asked for before any is used, and kept.
+    constexpr uint32_t kHeld = 4;
+    float4 held[kHeld], weights[kHeld];
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; ++i) {
+        const uint32_t quad = lane + i * kWarpSize;
+        held[i] = weights[i] = make_float4(0, 0, 0, 0);
+        if (quad >= quads_of(dim)) continue;
+        held[i] = load_quad(x, quad, dim, aligned);
+        if (h.norm != nullptr) weights[i] = load_quad(h.norm, quad, dim, aligned_norm);
+    }
+    float squares = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; ++i) {
+        if (lane + i * kWarpSize < quads_of(dim)) squares = add_squares(held[i], squares);
+    }
+    for (uint32_t quad = lane + kHeld * kWarpSize; quad < quads_of(dim); quad += kWarpSize) {
+        squares = add_squares(load_quad(x, quad, dim, aligned), squares);
+    }
+    const float factor = h.normed ? rms_factor(warp_sum(squares), dim, h.epsilon) : 1.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; ++i) {
+        const uint32_t quad = lane + i * kWarpSize;
+        if (quad < quads_of(dim)) finish(quad, held[i], weights[i], factor);
+    }
+    for (uint32_t quad = lane + kHeld * kWarpSize; quad < quads_of(dim); quad += kWarpSize) {
+        const float4 w = h.norm != nullptr ? load_quad(h.norm, quad, dim, aligned_norm)
+                                           : make_float4(0, 0, 0, 0);
+        finish(quad, load_quad(x, quad, dim, aligned), w, factor);
     }
 }
 

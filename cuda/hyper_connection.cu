@@ -16,9 +16,12 @@
 namespace xp::cuda {
 namespace {
 
-constexpr uint32_t kThreads = 512;      // of a block that mixes a row
 constexpr uint32_t kPostThreads = 256;
 constexpr uint32_t kUsualStreams = 4;
+// Of a block that mixes a row: as many as registers for the streams of a quad each allow.
+__host__ __device__ constexpr uint32_t mix_threads(uint32_t streams) {
+    return streams <= kUsualStreams ? 1024 : 512;
+}
 constexpr uint32_t kProductWarps = 8;   // of a block, each with rows of its own
 constexpr uint32_t kRowGroups = 16;     // at most: warps walk over the rows of theirs
 
@@ -297,8 +300,9 @@ constexpr uint32_t kMaxOutputs = (2 + kMaxStreams) * kMaxStreams;
 // Blocks of (row, task): 0 mixes, 1 gives post and comb.
 // kStreams is kUsualStreams for exactly as many, kMaxStreams for any number.
 template <bool kHead, uint32_t kStreams>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(mix_threads(kStreams))
     mix_kernel(const DeviceHyperConnection args, bool aligned, float* y, float* post_comb) {
+    constexpr uint32_t kThreads = mix_threads(kStreams);
     __shared__ float sums[kMaxOutputs + 1];
     __shared__ float parts[kThreads / kWarpSize];
     __shared__ float weights[kMaxStreams];
@@ -307,8 +311,23 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t dim = args.dim;
     const uint32_t flat = n * dim;
     const uint32_t slices = slices_of(dim);
+    const bool mixes = kHead || blockIdx.y == 0;
+    // All that memory has for the first quads is asked for before any of it is used: of most models
+    // there are no others.
+    const uint32_t first = threadIdx.x;
+    const bool has_first = mixes && first < quads_of(dim);
+    float4 norm_quad = make_float4(0, 0, 0, 0), old[kStreams];
     let_next_start();
+    if (has_first) norm_quad = load_quad(args.norm, first, dim, aligned);
     after_previous();
+    const float* state = args.state + row * flat;
+    const auto load_state = [&](uint32_t quad) {
+#pragma unroll
+        for (uint32_t s = 0; s < kStreams; ++s) {
+            if (s < n) old[s] = load_quad(state + uint64_t{s} * dim, quad, dim, aligned);
+        }
+    };
+    if (has_first) load_state(first);
     const float* row_parts = args.parts + row * (args.outputs + 1) * slices;
     for (uint32_t i = threadIdx.x / kWarpSize; i <= args.outputs; i += kThreads / kWarpSize) {
         float sum = 0;
@@ -321,7 +340,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     const float factor = rms_factor(sums[args.outputs], flat, args.norm_epsilon);
-    if (!kHead && blockIdx.y == 1) {
+    if (!mixes) {
         if (threadIdx.x < kWarpSize) {
             post_and_comb<kStreams>(args, sums, factor, post_comb + row * (n + n * n));
         }
@@ -332,25 +351,32 @@ __global__ void __launch_bounds__(kThreads)
                                             args.base[threadIdx.x])) + args.epsilon;
     }
     __syncthreads();
-    const float* state = args.state + row * flat;
-    float* const to = y + row * dim;
-    float squares = 0;
-    for (uint32_t quad = threadIdx.x; quad < quads_of(dim); quad += kThreads) {
+    const auto mixed = [&] {
         float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-        for (uint32_t s = 0; s < n; ++s) {
-            sum = add_scaled(weights[s], load_quad(state + s * dim, quad, dim, aligned), sum);
+#pragma unroll
+        for (uint32_t s = 0; s < kStreams; ++s) {
+            if (s < n) sum = add_scaled(weights[s], old[s], sum);
         }
+        return sum;
+    };
+    float* const to = y + row * dim;
+    const float4 first_mixed = has_first ? mixed() : make_float4(0, 0, 0, 0);
+    float squares = add_squares(first_mixed, 0);
+    for (uint32_t quad = first + kThreads; quad < quads_of(dim); quad += kThreads) {
+        load_state(quad);
+        const float4 sum = mixed();
         squares = add_squares(sum, squares);
         store_quad(to, quad, dim, aligned, sum);  // read again by the same thread
     }
     const float norm = rms_factor(block_sum<kThreads>(squares, parts), dim, args.norm_epsilon);
-    for (uint32_t quad = threadIdx.x; quad < quads_of(dim); quad += kThreads) {
-        const float4 v = load_quad(to, quad, dim, aligned);
-        const float4 w = load_quad(args.norm, quad, dim, aligned);
+    const auto store = [&](uint32_t quad, float4 v, float4 w) {
         store_quad(to, quad, dim, aligned,
                    make_float4(v.x * norm * w.x, v.y * norm * w.y, v.z * norm * w.z,
                                v.w * norm * w.w));
+    };
+    if (has_first) store(first, first_mixed, norm_quad);
+    for (uint32_t quad = first + kThreads; quad < quads_of(dim); quad += kThreads) {
+        store(quad, load_quad(to, quad, dim, aligned), load_quad(args.norm, quad, dim, aligned));
     }
 }
 
@@ -384,12 +410,13 @@ void mix(const DeviceHyperConnection& args, const DeviceHcUpdate& update, uint32
     } else {
         launch_products<4, false>(args, update, n_rows, aligned, stream);
     }
-    const bool usual = args.streams == kUsualStreams;
-    launch(post_comb == nullptr ? mix_kernel<true, kMaxStreams>
-           : usual              ? mix_kernel<false, kUsualStreams>
-                                : mix_kernel<false, kMaxStreams>,
-           dim3(n_rows, post_comb != nullptr ? 2 : 1), kThreads, 0, stream, args, aligned, y,
-           post_comb);
+    const bool head = post_comb == nullptr;
+    const bool usual = args.streams == kUsualStreams && !head;
+    launch(head    ? mix_kernel<true, kMaxStreams>
+           : usual ? mix_kernel<false, kUsualStreams>
+                   : mix_kernel<false, kMaxStreams>,
+           dim3(n_rows, head ? 1 : 2), mix_threads(usual ? kUsualStreams : kMaxStreams), 0, stream,
+           args, aligned, y, post_comb);
 }
 
 }  // namespace

@@ -30,9 +30,13 @@ struct Segments {
     const uint32_t* of_row = nullptr;         // with `many`
     uint32_t n = 0;
 
-    XP_ON_DEVICE const T& at(uint32_t s) const { return many != nullptr ? many[s] : few[s]; }
+    // Values: a reference to either would be read as memory of any kind, which answers late.
+    XP_ON_DEVICE T at(uint32_t s) const {
+        if (many != nullptr) return many[s];
+        return few[s];
+    }
     // Segments are consecutive: the last one that begins at or before the row.
-    XP_ON_DEVICE const T& of(uint32_t row) const {
+    XP_ON_DEVICE T of(uint32_t row) const {
         if (many != nullptr) return many[of_row[row]];
         uint32_t s = n - 1;
         while (s > 0 && few[s].first() > row) --s;

@@ -25,6 +25,16 @@ bool is_aligned(const MatmulArgs& args) {
 
 }  // namespace
 
+// Of columns of several quads per thread that fit into shared memory, by few_columns().
+bool norms_columns(const MatmulArgs& args) {
+    constexpr uint32_t kLeast = 512, kMost = 16384;
+    const bool known = args.form == RowForm::kQ8_0Split || args.form == RowForm::kF16 ||
+                       args.form == RowForm::kBF16 || args.form == RowForm::kF32 ||
+                       args.form == RowForm::kMxfp4Split;
+    return known && is_aligned(args) && args.max_columns == 1 && args.cols > kLeast &&
+           args.cols <= kMost && reinterpret_cast<uintptr_t>(args.norm) % kVectorBytes == 0;
+}
+
 void launch_matmul(const MatmulArgs& args, cudaStream_t stream) {
     if (args.max_rows == 0 || args.max_columns == 0 || args.n_jobs == 0) return;
     const bool aligned = is_aligned(args);

@@ -1,14 +1,11 @@
-// The kernels behind matmul.h. matmul_FORM.cu instantiates them for each row form, so that they
-// compile side by side.
+// The kernels behind matmul.h; matmul_launch.cuh launches them.
 #pragma once
-
-#include <algorithm>
 
 #include "cuda/launch.cuh"
 #include "cuda/matmul.h"
 #include "cuda/matmul_readers.cuh"
 #include "cuda/matmul_readers_k.cuh"
-#include "cuda/shared_memory.h"
+#include "cuda/rows.cuh"
 
 namespace xp::cuda {
 
@@ -69,23 +66,32 @@ __device__ uint32_t element_of(uint32_t piece, int quad) {
 }
 
 // Elements `element` .. `element` + 3 of a row of n, zero behind its end.
-template <bool kAligned>
+template <class Reader>
 __device__ float4 load_quad(const float* x, uint32_t element, uint32_t n) {
     float4 value = make_float4(0, 0, 0, 0);
     if (element >= n) return value;
-    if constexpr (kAligned) return *reinterpret_cast<const float4*>(x + element);
-    value.x = x[element];
-    if (element + 1 < n) value.y = x[element + 1];
-    if (element + 2 < n) value.z = x[element + 2];
-    if (element + 3 < n) value.w = x[element + 3];
+    if constexpr (Reader::kAligned) {
+        value = *reinterpret_cast<const float4*>(x + element);
+    } else {
+        value.x = x[element];
+        if (element + 1 < n) value.y = x[element + 1];
+        if (element + 2 < n) value.z = x[element + 2];
+        if (element + 3 < n) value.w = x[element + 3];
+    }
     return value;
 }
+template <class Reader>
+__device__ float4 in_unit(float4 v) {
+    if constexpr (requires { Reader::kUnit; }) {
+        v.x *= Reader::kUnit, v.y *= Reader::kUnit, v.z *= Reader::kUnit, v.w *= Reader::kUnit;
+    }
+    return v;
+}
 
-// W: as many warps per row as make the rows busy a large device, but no more than have a step each.
-// A matter of type, K and rows only. Gated products come for several experts at a time.
-__host__ __device__ inline uint32_t warps_per_row(uint32_t n_pieces, uint32_t rows, bool gated) {
-    constexpr uint32_t kBusy = 16384;  // rows times warps, with four rows a warp
-    const uint32_t at_a_time = gated ? 4 * rows : rows;
+// W: as many warps per row as make `rows` busy a large device, but no more than have a step each.
+__host__ __device__ inline uint32_t warps_per_row(uint32_t n_pieces, uint64_t rows, bool gated) {
+    constexpr uint64_t kBusy = 8192;  // rows times warps, with four rows a warp
+    const uint64_t at_a_time = gated ? 2 * rows : rows;
     uint32_t warps = 1;
     while (warps < kWarps && at_a_time * warps < kBusy && n_pieces > warps * kLanes) warps *= 2;
     return warps;
@@ -98,9 +104,10 @@ struct Tiling {
     uint32_t total_steps = 0;    // of 32 pieces per warp
 
     Tiling() = default;
-    __host__ __device__ Tiling(uint32_t cols, uint32_t piece, uint32_t rows, bool gated)
-        : n_pieces((cols + piece - 1) / piece),
-          warps_per_row(cuda::warps_per_row(n_pieces, rows, gated)) {
+    // Of a job of `rows` rows; `piece`: elements.
+    __host__ __device__ Tiling(const MatmulArgs& args, uint32_t piece, uint32_t rows)
+        : n_pieces((args.cols + piece - 1) / piece),
+          warps_per_row(cuda::warps_per_row(n_pieces, uint64_t{rows} * args.alike, args.gated)) {
         const uint32_t step = warps_per_row * kLanes;
         total_steps = (n_pieces + step - 1) / step;
     }
@@ -153,7 +160,7 @@ __device__ void multiply(const Reader (&readers)[M][R], const float4* staged, ui
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 float& sum = sums[i / R][i % R * C + c];
-                sum = fmaf(scale, parts[i / R][i % R * C + c] * unit<Reader>(), sum);
+                sum = fmaf(scale, parts[i / R][i % R * C + c], sum);
             }
         }
     }
@@ -209,14 +216,14 @@ __device__ void finish_tile(const MatmulArgs& args, const MatmulJob& job, uint32
     store<kGated>(args, job, row0 + own / C, column0 + own % C, sums[0][0], sums[M - 1][0]);
 }
 
-// Of a matrix, that a block of few_columns brings near before it begins; all blocks together stay
-// well below what an L2 cache holds.
-constexpr uint32_t kNearBytes = 48 * 1024;
 constexpr uint32_t kLine = 128;
 
-// Blocks of the grid that walk over each of a few jobs.
+// Blocks of the grid that walk over the tiles of each job; how many tiles before its turn a tile is
+// brought near, and how much of its rows.
 struct Shares {
-    uint32_t blocks[MatmulArgs::kFewJobs];
+    uint32_t blocks[MatmulArgs::kFewJobs] = {};
+    uint32_t tiles_ahead = 1;
+    uint32_t near_bytes = 0;
 };
 
 // Blocks of few_columns that a multiprocessor shall hold: enough loads on their way.
@@ -225,6 +232,7 @@ constexpr int kFewBlocks = C > 1 || !Reader::kAligned ? 1 : has_runs<Reader>() ?
 
 // Few columns are a matter of latency and bandwidth: all of x is staged once, blocks walk over
 // tiles of rows, W warps share R rows, and the bytes of the next step are always on their way.
+// Jobs are read where the launch put them, never from device memory, which answers late.
 template <class Reader, int R, int C, bool kGated>
 __global__ void __launch_bounds__(kWarps * kLanes, (kFewBlocks<Reader, C>))
     few_columns(const __grid_constant__ MatmulArgs args, const __grid_constant__ Shares shares) {
@@ -232,12 +240,12 @@ __global__ void __launch_bounds__(kWarps * kLanes, (kFewBlocks<Reader, C>))
     constexpr int kQuads = Reader::kElements / 4;
     constexpr int kSums = R * C;
     extern __shared__ float4 staged[];  // [C][kQuads][pitch], then [2][kWarps][M][kSums] floats
-    const MatmulJob& job = args.jobs != nullptr ? args.jobs[blockIdx.z] : args.few[blockIdx.z];
-    const uint32_t n_blocks = args.jobs != nullptr ? gridDim.x : shares.blocks[blockIdx.z];
+    const MatmulJob& job = args.few[blockIdx.z];
+    const uint32_t n_blocks = shares.blocks[blockIdx.z];
     const uint32_t column0 = blockIdx.y * C;
     const uint32_t lane = threadIdx.x % kLanes;
     const uint32_t warp = threadIdx.x / kLanes;
-    const Tiling tiling(args.cols, Reader::kElements, job.rows, kGated);
+    const Tiling tiling(args, Reader::kElements, job.rows);
     const uint32_t W = tiling.warps_per_row;
     const uint32_t tile_rows = kWarps * R >> (__ffs(W) - 1);
     const uint32_t warp_row = (warp >> (__ffs(W) - 1)) * R;
@@ -260,61 +268,102 @@ __global__ void __launch_bounds__(kWarps * kLanes, (kFewBlocks<Reader, C>))
             if constexpr (kGated) rows[1][r] = job.weight2 + at;
         }
     };
-    Reader readers[M][R];
-    const auto load = [&](uint32_t piece) {
+    const auto load = [&](Reader(&readers)[M][R], uint32_t piece) {
 #pragma unroll
         for (int i = 0; i < M * R; ++i) {
             readers[i / R][i % R].load(rows[i / R][i % R], args.cols, piece);
         }
     };
+    Reader even[M][R], odd[M][R];  // pieces in turn: one is computed while the other comes
     find_rows(blockIdx.x);
-    if (first_piece < n_pieces) load(first_piece);
-    // What runs before is often small and leaves memory idle: the rows of the tiles after the first
-    // are brought near meanwhile.
+    if (first_piece < n_pieces) load(even, first_piece);
+    // Registers do not hold as many bytes as memory needs on their way: a tile's are brought near
+    // some tiles before it. What runs before this kernel is often small and leaves memory idle: the
+    // first tiles are brought near meanwhile.
     const uint64_t tile_bytes = tile_rows * args.row_bytes;
-    for (uint32_t tile = blockIdx.x + n_blocks, n = 0; tile < n_tiles && n < kNearBytes;
-         tile += n_blocks, n += static_cast<uint32_t>(tile_bytes)) {
-        const uint64_t end = min((tile + 1) * tile_bytes, job.rows * args.row_bytes);
+    const auto bring_near = [&](uint32_t tile) {
+        if (tile >= n_tiles) return;
+        const uint64_t end =
+            min(tile * tile_bytes + shares.near_bytes, job.rows * args.row_bytes);
         for (uint64_t at = tile * tile_bytes + threadIdx.x * kLine; at < end;
              at += kWarps * kLanes * kLine) {
             prefetch(job.weight + at);
             if constexpr (kGated) prefetch(job.weight2 + at);
         }
-    }
+    };
+    for (uint32_t i = 0; i < shares.tiles_ahead; ++i) bring_near(blockIdx.x + i * n_blocks);
     after_previous();
 
+    float* const shared = reinterpret_cast<float*>(staged + C * kQuads * pitch);
+    const auto place_of = [&](uint32_t c, uint32_t t) -> float4& {
+        return staged[(c * kQuads + t % kQuads) * pitch + t / kQuads];
+    };
+    float squares = 0;  // of a normed column, whose quads are in order
 #pragma unroll
     for (uint32_t c = 0; c < C; ++c) {
         const bool inside = column0 + c < job.n_columns;
         const float* x = column_of_x(args, job, inside ? column0 + c : column0);
-        for (uint32_t t = threadIdx.x; t < staged_pieces * kQuads; t += blockDim.x) {
-            const uint32_t element = element_of<Reader>(t / kQuads, static_cast<int>(t % kQuads));
-            staged[(c * kQuads + t % kQuads) * pitch + t / kQuads] =
-                load_quad<Reader::kAligned>(x, element, inside ? args.cols : 0);
+        // Several on their way at a time: one after the other they take longer than the rest.
+        constexpr uint32_t kBatch = 4;
+        const uint32_t n = staged_pieces * kQuads;
+        for (uint32_t t0 = threadIdx.x; t0 < n; t0 += kBatch * kWarps * kLanes) {
+            float4 v[kBatch];
+#pragma unroll
+            for (uint32_t b = 0; b < kBatch; ++b) {
+                const uint32_t t = t0 + b * kWarps * kLanes;
+                const uint32_t element =
+                    element_of<Reader>(t / kQuads, static_cast<int>(t % kQuads));
+                v[b] = load_quad<Reader>(x, element, inside && t < n ? args.cols : 0);
+            }
+#pragma unroll
+            for (uint32_t b = 0; b < kBatch; ++b) {
+                const uint32_t t = t0 + b * kWarps * kLanes;
+                if (t >= n) break;
+                if (args.normed) squares = add_squares(v[b], squares);
+                place_of(c, t) = args.normed ? v[b] : in_unit<Reader>(v[b]);
+            }
         }
     }
-    float* const shared = reinterpret_cast<float*>(staged + C * kQuads * pitch);
+    if (args.normed) {
+        const float factor =
+            rms_factor(block_sum<kWarps * kLanes>(squares, shared), args.cols, args.norm_epsilon);
+        for (uint32_t t = threadIdx.x; t < args.cols / 4; t += blockDim.x) {
+            float4& v = place_of(0, t);  // by the thread that put it there
+            v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+            if (args.norm != nullptr) {
+                const float4 w = reinterpret_cast<const float4*>(args.norm)[t];
+                v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+            }
+            v = in_unit<Reader>(v);
+        }
+    }
     __syncthreads();
 
-    uint32_t turn = 0;
-    for (uint32_t tile = blockIdx.x; tile < n_tiles; turn ^= 1) {
-        float sums[M][kSums] = {};
-#pragma unroll 1
-        for (uint32_t piece = first_piece; piece < n_pieces; piece += step_pieces) {
-            Reader now[M][R];
-#pragma unroll
-            for (int i = 0; i < M * R; ++i) now[i / R][i % R] = readers[i / R][i % R];
-            if (piece + step_pieces < n_pieces) {
-                load(piece + step_pieces);
-            } else if (tile + n_blocks < n_tiles) {
-                find_rows(tile + n_blocks);
-                load(first_piece);
-            }
-            multiply<Reader, M, R, C>(now, staged, pitch, piece, sums);
+    float sums[M][kSums] = {};
+    uint32_t tile = blockIdx.x, piece = first_piece, turn = 0;
+    bool last = false;  // of the tile's pieces
+    const auto compute = [&](const Reader(&now)[M][R], Reader(&next)[M][R]) {
+        const uint32_t following = last ? first_piece : piece + step_pieces;
+        if (following < n_pieces && (!last || tile + n_blocks < n_tiles)) load(next, following);
+        if (piece < n_pieces) multiply<Reader, M, R, C>(now, staged, pitch, piece, sums);
+        piece = following;
+    };
+    for (bool is_even = true; tile < n_tiles; is_even = !is_even) {
+        last = piece + step_pieces >= n_pieces;
+        if (last && tile + n_blocks < n_tiles) find_rows(tile + n_blocks);
+        if (is_even) {
+            compute(even, odd);
+        } else {
+            compute(odd, even);
         }
-        const uint32_t row0 = tile * tile_rows + warp_row;
+        if (!last) continue;
+        finish_tile<R, C, kGated>(args, job, tile * tile_rows + warp_row, column0, W, turn, shared,
+                                  sums);
+#pragma unroll
+        for (int i = 0; i < M * kSums; ++i) sums[i / kSums][i % kSums] = 0;
+        bring_near(tile + shares.tiles_ahead * n_blocks);
         tile += n_blocks;
-        finish_tile<R, C, kGated>(args, job, row0, column0, W, turn, shared, sums);
+        turn ^= 1;
     }
 }
 
@@ -364,16 +413,29 @@ __global__ void __launch_bounds__(kWarps * kLanes)
                 return ((step0 + i / kLanes) * W + w) * kLanes + i % kLanes;
             };
             __syncthreads();
+            constexpr uint32_t kBatch = 2;  // columns that are on their way together
+#pragma unroll 1
+            for (uint32_t c0 = 0; c0 < C; c0 += kBatch) {
+                const float* x[kBatch];
 #pragma unroll
-            for (uint32_t c = 0; c < C; ++c) {
-                const bool inside = column0 + c < job.n_columns;
-                const float* x = column_of_x(args, job, inside ? column0 + c : column0);
+                for (uint32_t b = 0; b < kBatch; ++b) {
+                    x[b] = column_of_x(args, job, min(column0 + c0 + b, job.n_columns - 1));
+                }
                 for (uint32_t t = threadIdx.x; t < staged_pieces * kQuads; t += blockDim.x) {
                     const uint32_t i = t / kQuads;
                     const uint32_t element =
                         element_of<Reader>(piece_at(i), static_cast<int>(t % kQuads));
-                    staged[(c * kQuads + t % kQuads) * pitch + i] =
-                        load_quad<Reader::kAligned>(x, element, inside ? args.cols : 0);
+                    float4 v[kBatch];
+#pragma unroll
+                    for (uint32_t b = 0; b < kBatch; ++b) {
+                        v[b] = load_quad<Reader>(
+                            x[b], element, column0 + c0 + b < job.n_columns ? args.cols : 0);
+                    }
+#pragma unroll
+                    for (uint32_t b = 0; b < kBatch; ++b) {
+                        staged[((c0 + b) * kQuads + t % kQuads) * pitch + i] =
+                            in_unit<Reader>(v[b]);
+                    }
                 }
             }
             __syncthreads();
@@ -406,130 +468,6 @@ __global__ void __launch_bounds__(kWarps * kLanes)
         store<kGated>(args, job, row0 + sum / C, column0 + sum % C, totals[0][i],
                       totals[M - 1][i]);
     }
-}
-
-// ---- launching ----------------------------------------------------------------------------------
-
-
-// Blocks of a kernel that are on the device at a time. Asked once for each amount of shared memory
-// in a row, since asking takes longer than launching.
-template <auto kKernel>
-uint32_t resident_blocks(int threads, uint32_t bytes) {
-    static thread_local uint32_t asked_bytes = 0, blocks = 0;
-    if (asked_bytes != bytes || blocks == 0) {
-        int device = 0, processors = 0, each = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kKernel, threads, bytes);
-        asked_bytes = bytes;
-        blocks = static_cast<uint32_t>(std::max(1, processors * each));
-    }
-    return blocks;
-}
-
-// Kernels whose weights are ready may fetch them early.
-template <class Kernel, class... Rest>
-void launch_product(Kernel kernel, dim3 grid, uint32_t bytes, cudaStream_t stream,
-                    const MatmulArgs& args, const Rest&... rest) {
-    constexpr uint32_t kThreads = kWarps * kLanes;
-    if (args.late_weights || args.jobs != nullptr) {
-        launch<Start::kAfterAll>(kernel, grid, kThreads, bytes, stream, args, rest...);
-    } else {
-        launch(kernel, grid, kThreads, bytes, stream, args, rest...);
-    }
-}
-
-// False when x is too large to be staged.
-template <class Reader, int R, int C, bool kGated>
-bool launch_few(const MatmulArgs& args, cudaStream_t stream) {
-    const auto tiling_of = [&](uint32_t rows) {
-        return Tiling(args.cols, Reader::kElements, rows, kGated);
-    };
-    // Pieces are staged in whole steps. Jobs in device memory are all alike.
-    uint32_t places = tiling_of(args.max_rows).places();
-    for (uint32_t j = 0; args.jobs == nullptr && j < args.n_jobs; ++j) {
-        places = std::max(places, tiling_of(args.few[j].rows).places());
-    }
-    const uint32_t bytes = C * Reader::kElements / 4 * (places + 1) * uint32_t{sizeof(float4)} +
-                           2 * kWarps * (kGated ? 2 : 1) * R * C * uint32_t{sizeof(float)};
-    if (bytes > kMaxSharedBytes) return false;
-    constexpr auto kKernel = few_columns<Reader, R, C, kGated>;
-    const uint32_t column_tiles = (args.max_columns + C - 1) / C;
-    const uint32_t resident = resident_blocks<kKernel>(kWarps * kLanes, bytes) / column_tiles;
-    const auto tiles_of = [&](uint32_t rows) {
-        const uint32_t tile_rows =
-            kWarps / tiling_of(rows).warps_per_row * static_cast<uint32_t>(R);
-        return (rows + tile_rows - 1) / tile_rows;
-    };
-    // Few jobs get blocks by their rows, many all the same.
-    Shares shares{};
-    uint32_t most = std::clamp(resident / args.n_jobs, 1u, tiles_of(args.max_rows));
-    if (args.jobs == nullptr) {
-        most = 1;
-        for (uint32_t j = 0; j < args.n_jobs; ++j) {
-            const uint64_t share = uint64_t{resident} * args.few[j].rows / args.all_rows;
-            shares.blocks[j] = static_cast<uint32_t>(
-                std::clamp<uint64_t>(share, 1, std::max(1u, tiles_of(args.few[j].rows))));
-            most = std::max(most, shares.blocks[j]);
-        }
-    }
-    launch_product(kKernel, dim3(most, column_tiles, args.n_jobs), bytes, stream, args, shares);
-    return true;
-}
-
-template <class Reader, int R, int C, bool kGated>
-void launch_many(const MatmulArgs& args, cudaStream_t stream) {
-    constexpr uint32_t kStepBytes = C * kLanes * Reader::kElements * sizeof(float);
-    constexpr uint32_t kStageBytes = 40 * 1024;  // leaves room for several blocks
-    Cuts cuts;
-    uint32_t most_steps = 1;
-    for (uint32_t j = 0; j < (args.jobs == nullptr ? args.n_jobs : 1); ++j) {
-        const uint32_t rows = args.jobs == nullptr ? args.few[j].rows : args.max_rows;
-        cuts.of_job[j] = Tiling(args.cols, Reader::kElements, rows, kGated);
-        most_steps = std::max(most_steps, cuts.of_job[j].total_steps);
-    }
-    cuts.stage_steps = std::clamp<uint32_t>(kStageBytes / kStepBytes, 1, most_steps);
-    constexpr uint32_t kPitchBytes = C * Reader::kElements / 4 * sizeof(float4);
-    // What a launch may have without asking for more.
-    static_assert(std::max(kStageBytes, kStepBytes) + kPitchBytes <= 48 * 1024);
-    const uint32_t bytes = cuts.stage_steps * kStepBytes + kPitchBytes;
-    const dim3 grid((args.max_rows + R * kWarps - 1) / (R * kWarps),
-                    (args.max_columns + C - 1) / C, args.n_jobs);
-    launch_product(many_columns<Reader, R, C, kGated>, grid, bytes, stream, args, cuts);
-}
-
-// Of readers that need many registers for a piece, a warp takes fewer rows at a time.
-template <class Reader>
-constexpr bool has_fewer_rows() {
-    return requires { Reader::kFewerRows; };
-}
-
-// How many rows and columns a warp takes changes no sum.
-template <class Reader, bool kGated>
-void launch_columns(const MatmulArgs& args, cudaStream_t stream) {
-    constexpr int kRows = (kGated ? 2 : 4) / (has_fewer_rows<Reader>() ? 2 : 1);
-    constexpr int kManyColumns = Reader::kElements > 32 ? 4 : 8;  // what can be staged
-    constexpr uint32_t kFewRows = 1024;  // not enough to keep a large device busy
-    bool launched = false;
-    if (args.max_columns == 1) {
-        launched = args.all_rows <= kFewRows ? launch_few<Reader, 1, 1, kGated>(args, stream)
-                                             : launch_few<Reader, kRows, 1, kGated>(args, stream);
-    } else if (args.max_columns == 2) {
-        launched = launch_few<Reader, kRows, 2, kGated>(args, stream);
-    } else if (args.max_columns <= 4) {
-        // Long pieces of so many columns would not fit into registers.
-        if constexpr (Reader::kElements <= 32) {
-            launched = launch_few<Reader, kRows, 4, kGated>(args, stream);
-        }
-    }
-    if (!launched) launch_many<Reader, 2 * kRows, kManyColumns, kGated>(args, stream);
-}
-
-template <class Reader>
-void launch_form(const MatmulArgs& args, cudaStream_t stream) {
-    args.gated ? launch_columns<Reader, true>(args, stream)
-               : launch_columns<Reader, false>(args, stream);
 }
 
 }  // namespace xp::cuda

@@ -1,15 +1,15 @@
 // Matrix products on the device: y = W·x for rows of weights in their stored type, one column or
 // thousands, one matrix or one per expert.
 //
-// The order of a sum depends on the weight's type, rows and number of columns (K) only. A row is
-// cut into pieces (what 16 bytes of codes hold): consecutive elements, or of K types runs of 16
-// elements that are 32 or 64 apart, see cuda/matmul_readers_k.cuh. Piece p belongs to lane p mod 32
-// of warp (p / 32) mod W of its thread block, where W follows from rows and pieces. A lane takes
-// its pieces in ascending order: of types with scales it adds up a piece's codes times x on their
-// own, scales that sum and adds it; of others, and of K types, every element is added to the lane's
-// sum directly; always in ascending elements of the piece, with fused multiply-adds. The 32 lanes
-// are added as a butterfly (16, 8, 4, 2, 1 apart), then the W warps in ascending order. So decode,
-// prefill and any batch give the same bits.
+// The order of a sum depends on the weight's type, rows, number of columns (K) and the kind of the
+// product (gated, MatmulArgs::alike) only. A row is cut into pieces (what 16 bytes of codes hold):
+// consecutive elements, or of K types runs of 16 elements that are 32 or 64 apart, see
+// cuda/matmul_readers_k.cuh. Piece p belongs to lane p mod 32 of warp (p / 32) mod W of its thread
+// block, where W follows from those. A lane takes its pieces in ascending order: of types with
+// scales it adds up a piece's codes times x on their own, scales that sum and adds it; of others,
+// and of K types, every element is added to the lane's sum directly; always in ascending elements
+// of the piece, with fused multiply-adds. The 32 lanes are added as a butterfly (16, 8, 4, 2, 1
+// apart), then the W warps in ascending order. So decode, prefill and any batch give the same bits.
 //
 // Plain C++, included by nvcc and the host compiler alike. Launches are asynchronous.
 #pragma once
@@ -55,10 +55,18 @@ struct MatmulArgs {
     bool late_weights = false;
     const float* x = nullptr;
     uint64_t x_stride = 0;               // elements between rows
+    // Of one column only, where norms_columns(): x stands for its RMS norm, times this if not null.
+    bool normed = false;
+    const float* norm = nullptr;
+    float norm_epsilon = 0;
     static constexpr uint32_t kFewJobs = 16;
     MatmulJob few[kFewJobs];             // the jobs, if there are no more
-    const MatmulJob* jobs = nullptr;     // or in device memory
+    // Or in device memory: for many columns, slower for those up to kFewColumns.
+    const MatmulJob* jobs = nullptr;
+    static constexpr uint32_t kFewColumns = 4;
     uint32_t n_jobs = 1;
+    // Matrices of these rows that are multiplied at a time as a rule, whatever n_jobs is.
+    uint32_t alike = 1;
     uint32_t max_rows = 0;               // largest of the jobs
     uint32_t all_rows = 0;               // of all jobs together
     uint32_t max_columns = 0;            // largest of the jobs
@@ -71,6 +79,8 @@ struct MatmulArgs {
 // Whether this build has kernels for the current device.
 bool has_kernels();
 
+// Whether `normed` products of x can be had: where the sum of squares is that of launch_rms_norm().
+bool norms_columns(const MatmulArgs& args);
 void launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 
 }  // namespace xp::cuda

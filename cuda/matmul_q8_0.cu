@@ -1,4 +1,4 @@
-#include "cuda/matmul.cuh"
+#include "cuda/matmul_launch.cuh"
 
 namespace xp::cuda {
 

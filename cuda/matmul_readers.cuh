@@ -10,6 +10,8 @@ namespace xp::cuda {
 
 // A reader describes pieces of kElements elements: load() fetches the bytes of one into registers,
 // get4() gives elements 4·q .. 4·q + 3 without their scale, scale() the factor of the piece's sum.
+// Where there is a kUnit, get4() gives elements divided by it, and x is multiplied by it (a power of
+// two, so that products are what they are without).
 // kAligned readers load 16 bytes at once: rows and codes must be aligned to that.
 
 struct F32Reader {
@@ -134,7 +136,7 @@ struct Q8_0LooseReader {
 };
 
 // Four of 32 E2M1 codes. A nibble s e e m as a half with exponent e e and mantissa m is the code's
-// value times 2^−14 (also where e e is 0, as halves have subnormals); e8m0_times() makes up for it.
+// value times 2^−14 (also where e e is 0, as halves have subnormals).
 // Byte j holds element j in its low nibble and j + 16 in its high one.
 __device__ inline void e2m1_to_float(const uint32_t* codes, int q, float* w) {
     constexpr uint32_t kSigns = 0x80008000u, kRest = 0x0e000e00u;
@@ -196,14 +198,5 @@ struct Mxfp4LooseReader {
     __device__ void get4(int q, float* w) const { e2m1_to_float(raw, q, w); }
     __device__ float scale() const { return e8m0(e); }
 };
-
-template <class Reader>
-__device__ float unit() {
-    if constexpr (requires { Reader::kUnit; }) {
-        return Reader::kUnit;
-    } else {
-        return 1;
-    }
-}
 
 }  // namespace xp::cuda

@@ -66,6 +66,8 @@ public:
     void embed(const Weight& host_table, std::span<const TokenId> host_tokens, uint32_t streams,
                float* state) override;
     void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override;
+    void normed_matmuls(std::span<const Product> products, float* x, const float* weight,
+                        float epsilon, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                         float* y) override;
     void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
@@ -125,6 +127,15 @@ private:
         }
         return segments;
     }
+    void launch_jobs(MatmulArgs& args, std::span<const MatmulJob> jobs);
+    struct InputNorm {
+        bool on = false;
+        const float* weight = nullptr;
+        float epsilon = 0;
+    };
+    static MatmulArgs args_of(const Weight& w, const float* x);
+    void multiply(std::span<const Product> products, const float* x, uint32_t n_rows,
+                  const InputNorm& norm);
     void matmul_jobs(MatmulArgs args, const Weight& w, std::span<const MatmulJob> jobs);
     void expert_products(MatmulArgs args, const Weight& shape, const Weight* other,
                          std::span<const MatmulJob> jobs);

@@ -72,29 +72,75 @@ void CudaOperators::embed(const Weight& host_table, std::span<const TokenId> hos
     launch_spread(rows, n_rows, streams, cols, state, stream_);
 }
 
-// `args` says everything but the jobs and how `w` is stored, which has a kernel.
-void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
-                                std::span<const MatmulJob> jobs) {
-    args.cols = w.cols;
+// `args` has the jobs.
+void CudaOperators::launch_jobs(MatmulArgs& args, std::span<const MatmulJob> jobs) {
     args.n_jobs = static_cast<uint32_t>(jobs.size());
+    args.max_rows = args.all_rows = 0;
     for (const MatmulJob& job : jobs) {
         args.max_rows = std::max(args.max_rows, job.rows);
         args.all_rows += job.rows;
-        args.max_columns = std::max(args.max_columns, job.n_columns);
     }
-    if (jobs.size() <= MatmulArgs::kFewJobs) {
-        std::copy(jobs.begin(), jobs.end(), args.few);
-    } else {
-        args.jobs = push(jobs);
-        if (error_) return;
-    }
-    args.form = *form_of(w, args.aligned_base && is_aligned(args.x));
-    args.row_bytes = row_bytes(w.type, w.cols);
     launch_matmul(args, stream_);
 }
 
-// Those that are stored alike go together, the others are unpacked one after the other.
+// `args` says everything but the jobs and how `w` is stored, which has a kernel.
+void CudaOperators::matmul_jobs(MatmulArgs args, const Weight& w,
+                                std::span<const MatmulJob> jobs) {
+    constexpr size_t kAtOnce = MatmulArgs::kFewJobs;
+    args.cols = w.cols;
+    args.form = *form_of(w, args.aligned_base && is_aligned(args.x));
+    args.row_bytes = row_bytes(w.type, w.cols);
+    for (const MatmulJob& job : jobs) args.max_columns = std::max(args.max_columns, job.n_columns);
+    if (jobs.size() > kAtOnce && args.max_columns > MatmulArgs::kFewColumns) {
+        args.jobs = push(jobs);
+        if (error_) return;
+        launch_jobs(args, jobs);
+        return;
+    }
+    for (; !jobs.empty(); jobs = jobs.subspan(std::min(jobs.size(), kAtOnce))) {
+        const auto some = jobs.first(std::min(jobs.size(), kAtOnce));
+        std::ranges::copy(some, args.few);
+        launch_jobs(args, some);
+    }
+}
+
 void CudaOperators::matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) {
+    multiply(products, x, n_rows, {});
+}
+
+// A norm of its own costs as much as a small product does, where one row is all there is.
+void CudaOperators::normed_matmuls(std::span<const Product> products, float* x, const float* weight,
+                                   float epsilon, uint32_t n_rows) {
+    const auto norms = [&](const Product& product) {
+        const std::optional<RowForm> form =
+            form_of(product.w, is_aligned(product.w.data) && is_aligned(x));
+        if (!form) return false;
+        MatmulArgs args = args_of(product.w, x);
+        args.form = *form;
+        args.max_columns = n_rows;
+        args.norm = weight;
+        return norms_columns(args);
+    };
+    if (!std::ranges::all_of(products, norms)) {
+        rms_norm(x, weight, epsilon, n_rows, products[0].w.cols, x);
+        return matmuls(products, x, n_rows);
+    }
+    multiply(products, x, n_rows, {.on = true, .weight = weight, .epsilon = epsilon});
+}
+
+// What products with `w` have in common.
+MatmulArgs CudaOperators::args_of(const Weight& w, const float* x) {
+    MatmulArgs args;
+    args.x = x;
+    args.x_stride = args.cols = w.cols;
+    args.row_bytes = row_bytes(w.type, w.cols);
+    args.aligned_base = is_aligned(w.data);
+    return args;
+}
+
+// Those that are stored alike go together, the others are unpacked one after the other.
+void CudaOperators::multiply(std::span<const Product> products, const float* x, uint32_t n_rows,
+                             const InputNorm& norm) {
     const auto form = [&](const Weight& w) {
         return form_of(w, is_aligned(w.data) && is_aligned(x));
     };
@@ -106,10 +152,10 @@ void CudaOperators::matmuls(std::span<const Product> products, const float* x, u
             matmul_grouped(first, 1, x, n_rows, products[i].y);
             continue;
         }
-        MatmulArgs args;
-        args.x = x;
-        args.x_stride = first.cols;
-        args.aligned_base = is_aligned(first.data);
+        MatmulArgs args = args_of(first, x);
+        args.normed = norm.on;
+        args.norm = norm.weight;
+        args.norm_epsilon = norm.epsilon;
         std::vector<MatmulJob> jobs;
         for (size_t j = i; j < products.size() && jobs.size() < MatmulArgs::kFewJobs; ++j) {
             const Weight& w = products[j].w;
@@ -138,6 +184,7 @@ void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const 
     const uint32_t rows = w.rows / groups;
     MatmulArgs args;
     args.late_weights = !known;
+    args.alike = groups;
     args.x = x;
     args.x_stride = uint64_t{groups} * w.cols;
     args.aligned_base = is_aligned(w.data);
@@ -194,7 +241,9 @@ void CudaOperators::experts(const ExpertArgs& args) {
         x_rows.size() * args.gate.rows * sizeof(float), stream_, error_));
     if (error_) return;
 
+    constexpr uint32_t kExperts = 8;  // of a token
     MatmulArgs in;
+    in.alike = kExperts;
     in.x = args.x;
     in.x_stride = args.gate.cols;
     in.gated = true;
@@ -202,6 +251,7 @@ void CudaOperators::experts(const ExpertArgs& args) {
     in.factors = args.weights;
     in.aligned_base = args.gate_offset % 16 == 0 && args.up_offset % 16 == 0;
     MatmulArgs out;
+    out.alike = kExperts;
     out.x = mid;
     out.x_stride = args.gate.rows;
     out.aligned_base = args.down_offset % 16 == 0;

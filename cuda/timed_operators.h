@@ -44,6 +44,13 @@ public:
         for (const Product& product : products) bytes += matrix_bytes(product.w);
         timed(products_name(products), bytes, [&] { ops_->matmuls(products, x, n_rows); });
     }
+    void normed_matmuls(std::span<const Product> products, float* x, const float* weight,
+                        float epsilon, uint32_t n_rows) override {
+        uint64_t bytes = 0;
+        for (const Product& product : products) bytes += matrix_bytes(product.w);
+        timed("normed " + products_name(products), bytes,
+              [&] { ops_->normed_matmuls(products, x, weight, epsilon, n_rows); });
+    }
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                         float* y) override {
         timed("grouped " + matrix_name(w), matrix_bytes(w),

@@ -263,6 +263,12 @@ public:
         const Product product{w, y};
         matmuls({&product, 1}, x, n_rows);
     }
+    // The same of rms_norm(x, weight, epsilon) instead of x, which holds either afterwards.
+    virtual void normed_matmuls(std::span<const Product> products, float* x, const float* weight,
+                                float epsilon, uint32_t n_rows) {
+        rms_norm(x, weight, epsilon, n_rows, products[0].w.cols, x);
+        matmuls(products, x, n_rows);
+    }
     // Block-diagonal: output rows of group g see inputs [g·cols, (g+1)·cols) only.
     virtual void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
                                 float* y) = 0;

@@ -135,6 +135,40 @@ TEST_P(OperatorUsualTypes, SeveralProductsOfTheSameRowsAreThoseAlone) {
     }
 }
 
+// With a weight and without, one row and several, of dimensions that kernels norm themselves and of
+// others.
+TEST_P(OperatorUsualTypes, NormedProductsAreThoseOfTheNorm) {
+    const uint32_t step = block() == 1 ? 8 : block();
+    for (const StorageLayout layout : layouts()) {
+        for (const uint32_t cols : {step * 2, 1024 / step * step, 4096 / step * step + step}) {
+            const HostMatrix m = matrix(type(), 70, cols, layout);
+            const HostMatrix other = matrix(GgmlType::kF16, 9, cols);
+            const auto weights = device(m.stored), other_weights = device(other.stored);
+            const auto norm = device(normal(cols));
+            for (const uint32_t n : {1u, 3u}) {
+                for (const float* weight : {static_cast<const float*>(nullptr),
+                                            static_cast<const float*>(norm.data())}) {
+                    SCOPED_TRACE(testing::Message() << n << " rows of " << cols);
+                    const auto host_x = normal(uint64_t{n} * cols);
+                    const auto x = device(host_x), normed = poisoned(uint64_t{n} * cols);
+                    ops_->rms_norm(x.data(), weight, 1e-6f, n, cols, normed.data());
+                    const auto want = poisoned(n * 70), want_other = poisoned(n * 9);
+                    ops_->matmul(m.at(weights.data()), normed.data(), n, want.data());
+                    ops_->matmul(other.at(other_weights.data()), normed.data(), n,
+                                 want_other.data());
+                    const auto y = poisoned(n * 70), y_other = poisoned(n * 9);
+                    const Product products[] = {{m.at(weights.data()), y.data()},
+                                                {other.at(other_weights.data()), y_other.data()}};
+                    ops_->normed_matmuls(products, x.data(), weight, 1e-6f, n);
+                    ASSERT_FALSE(has_nan(y.host()));
+                    ASSERT_TRUE(same_bits(y.host(), want.host()));
+                    ASSERT_TRUE(same_bits(y_other.host(), want_other.host()));
+                }
+            }
+        }
+    }
+}
+
 // Clamped above, and on both sides: limits well within the products.
 TEST_P(OperatorUsualTypes, GatedProductsAreActivatedAndClamped) {
     const uint32_t cols = block() == 1 ? 83 : 2 * block(), rows = 130;

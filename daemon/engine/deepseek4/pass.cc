@@ -126,17 +126,17 @@ void DeepSeek4Pass::attention_part() {
         products.push_back({l.compressor.keys, work_->compressor_keys});
         products.push_back({l.compressor.gates, work_->compressor_gates});
     }
+    const bool picks = picks_rows();
     if (c.indexed(layer_)) {
         products.push_back({l.index_compressor.keys, work_->index_compressor_keys});
         products.push_back({l.index_compressor.gates, work_->index_compressor_gates});
-        products.push_back({l.index_weights, work_->index_weights});
+        if (picks) products.push_back({l.index_weights, work_->index_weights});
     }
     ops_.matmuls(products, work_->x, n);
 
-    ops_.rms_norm(work_->q_low, l.q_a_norm, c.norm_epsilon, n, c.q_rank, work_->q_low);
     products = {{l.q_b, work_->q}};
-    if (c.indexed(layer_)) products.push_back({l.index_q, work_->index_q});
-    ops_.matmuls(products, work_->q_low, n);
+    if (picks) products.push_back({l.index_q, work_->index_q});
+    ops_.normed_matmuls(products, work_->q_low, l.q_a_norm, c.norm_epsilon, n);
 
     // Queries have a norm per head without weight, the indexer's have none.
     std::vector<NormRopeArgs> heads = {
@@ -145,7 +145,7 @@ void DeepSeek4Pass::attention_part() {
         {.x = work_->kv, .normed = true, .norm = l.kv_norm, .epsilon = c.norm_epsilon,
          .n_heads = 1, .dim = c.head_dim, .cos_sin = turns, .rope_dims = c.rope_dims,
          .stored = work_->kv_rows, .kv = model_.options_.kv}};
-    if (c.indexed(layer_)) {
+    if (picks) {
         heads.push_back({.x = work_->index_q, .n_heads = c.index_heads, .dim = c.index_dim,
                          .cos_sin = turns, .rope_dims = c.rope_dims});
     }
@@ -153,7 +153,8 @@ void DeepSeek4Pass::attention_part() {
 
     // Compressed rows that end with a row of this batch are visible to that very row.
     if (compressed_layer()) compress(l.compressor, false);
-    if (c.indexed(layer_)) pick_rows();
+    if (c.indexed(layer_)) compress(l.index_compressor, true);
+    if (picks) pick_rows();
 
     std::vector<AttentionSegment> segments;
     for (const Span& span : spans_) {
@@ -164,7 +165,7 @@ void DeepSeek4Pass::attention_part() {
     ops_.attention({
         .q = work_->q, .rows = work_->kv_rows, .kv = model_.options_.kv, .n_heads = c.n_heads,
         .dim = c.head_dim, .window = c.window, .ratio = c.ratio[layer_],
-        .picks = c.indexed(layer_) ? work_->picks : nullptr, .max_picks = c.index_top_k,
+        .picks = picks ? work_->picks : nullptr, .max_picks = c.index_top_k,
         .sinks = l.sinks, .scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
         .cos_sin = turns, .rope_dims = c.rope_dims, .segments = segments,
         .out = work_->attended});
@@ -195,10 +196,19 @@ void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
                    .segments = segments});
 }
 
+// Whether the indexer has a choice: it picks all compressed rows while there are few.
+bool DeepSeek4Pass::picks_rows() const {
+    const DeepSeek4Config& c = model_.config_;
+    if (!c.indexed(layer_)) return false;
+    const auto chooses = [&](const Span& span) {
+        return (span.sequence->position_ + span.n_rows) / c.ratio[layer_] > c.index_top_k;
+    };
+    return observer_.indexed || std::any_of(spans_.begin(), spans_.end(), chooses);
+}
+
 // The lightning indexer: which compressed rows each row attends to.
 void DeepSeek4Pass::pick_rows() {
     const DeepSeek4Config& c = model_.config_;
-    compress(layer().index_compressor, true);
     std::vector<IndexSegment> segments;
     for (const Span& span : spans_) {
         segments.push_back({span.first_row, span.n_rows, span.sequence->position_,

@@ -44,6 +44,7 @@ private:
     void embed();
     void attention_part();
     void compress(const Compressor& compressor, bool index);
+    bool picks_rows() const;
     void pick_rows();
     void route();
     void acquire_experts();
