@@ -177,7 +177,7 @@ bool enclosure_notice_with_two(const std::string& path) {
            holds(client.closed());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kEnclosureBehaviours[] = {
     {"enclosure_not_sealed", "could shrink under its reader", 1, 0, enclosure_not_sealed},
     {"enclosure_writable", "could change under its reader", 1, 0, enclosure_writable},
     {"enclosure_shorter_than_said", "by a byte", 1, 0, enclosure_shorter_than_said},
@@ -204,7 +204,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> enclosure_behaviours() {
-    return kBehaviours;
+    return kEnclosureBehaviours;
 }
 
 }  // namespace xp::hostile

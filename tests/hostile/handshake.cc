@@ -167,7 +167,7 @@ bool connect_storm(const std::string& path) {
     return holds(connected(path).served());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kHandshakeBehaviours[] = {
     {"hello_too_short", "63 bytes", 0, 1, hello_too_short},
     {"hello_too_long", "4097 bytes", 0, 1, hello_too_long},
     {"hello_of_other_magic", "another protocol's first words", 0, 1, hello_of_other_magic},
@@ -190,7 +190,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> handshake_behaviours() {
-    return kBehaviours;
+    return kHandshakeBehaviours;
 }
 
 }  // namespace xp::hostile

@@ -225,7 +225,7 @@ bool model_name_too_long(const std::string& path) {
     return malformed_generate(path, [](auto& g) { g.model = std::string(257, 'm'); });
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kMessageBehaviours[] = {
     {"garbage", "1000 bytes of anything", 1, 0, garbage},
     {"all_ones", "4 KiB of offsets that lead outside", 1, 0, all_ones},
     {"identifier_of_another_format", "XPM9", 1, 0, identifier_of_another_format},
@@ -255,7 +255,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> message_behaviours() {
-    return kBehaviours;
+    return kMessageBehaviours;
 }
 
 }  // namespace xp::hostile

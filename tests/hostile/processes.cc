@@ -112,7 +112,7 @@ bool fork_keeps_the_socket(const std::string& path) {
     return holds(end_of(pid) == 0) && holds(connected(path).served());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kProcessBehaviours[] = {
     {"killed_before_the_tail", "in the middle of a record", 0, 0, killed_before_the_tail},
     {"killed_after_the_tail", "with a record announced and not written", kAny, 0,
      killed_after_the_tail},
@@ -125,7 +125,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> process_behaviours() {
-    return kBehaviours;
+    return kProcessBehaviours;
 }
 
 }  // namespace xp::hostile

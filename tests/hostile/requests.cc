@@ -219,7 +219,7 @@ bool reads_one_reply_at_a_time(const std::string& path) {
     return holds(client.still_open());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kRequestBehaviours[] = {
     {"id_used_twice", "two requests of one id in flight", 1, 0, id_used_twice},
     {"cancel_of_id_zero", "which no request has", 1, 0, cancel_of_id_zero},
     {"cancel_of_every_id", "that others may use", 0, 0, cancel_of_every_id},
@@ -246,7 +246,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> request_behaviours() {
-    return kBehaviours;
+    return kRequestBehaviours;
 }
 
 }  // namespace xp::hostile

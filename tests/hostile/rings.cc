@@ -257,7 +257,7 @@ bool head_backward(const std::string& path) {
     return holds(client.closed());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kRingBehaviours[] = {
     {"tail_beyond_capacity", "more bytes than the ring has", 1, 0, tail_beyond_capacity},
     {"tail_at_the_top", "2^64 - 8", 1, 0, tail_at_the_top},
     {"tail_backward", "takes bytes back", 1, 0, tail_backward},
@@ -293,7 +293,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> ring_behaviours() {
-    return kBehaviours;
+    return kRingBehaviours;
 }
 
 }  // namespace xp::hostile

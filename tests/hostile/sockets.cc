@@ -162,7 +162,7 @@ bool half_closed(const std::string& path) {
     return holds(client.closed());
 }
 
-constexpr Behaviour kBehaviours[] = {
+constexpr Behaviour kSocketBehaviours[] = {
     {"bells_filled", "both, from its own ends", 0, 0, bells_filled},
     {"bells_of_64_kib", "rings with large datagrams", 0, 0, bells_of_64_kib},
     {"non_blocking_cleared_and_filled", "so that the daemon's next ring would wait", 0, 0,
@@ -186,7 +186,7 @@ constexpr Behaviour kBehaviours[] = {
 }  // namespace
 
 std::span<const Behaviour> socket_behaviours() {
-    return kBehaviours;
+    return kSocketBehaviours;
 }
 
 }  // namespace xp::hostile
