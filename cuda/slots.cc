@@ -14,6 +14,11 @@ namespace {
 // seldom misses more than these.
 constexpr uint64_t kSavesMax = 8;
 
+// Of an object whose read goes on, copied at a time. Starting a copy takes the processor some
+// microseconds, and those who read wait for each other meanwhile: on an H200 host, 26 copies an
+// object from 16 threads took a quarter of the reads' speed.
+constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
+
 void keep(cudaError_t status, const char* what, std::optional<Error>& error) {
     if (status != cudaSuccess && !error) error = cuda_error(status, what);
 }
@@ -160,23 +165,36 @@ std::byte* CudaSlotMemory::take_buffer(SlotNumber number) {
     buffer->slot = slot.address;
     buffer->used = slot.used;
     buffer->saved = saves_.unless_reached(slot.saved);
-    buffer->sent = 0;
+    buffer->bytes = slot.bytes;
+    buffer->read = buffer->sent = 0;
+    buffer->beyond.clear();
     slot.buffer = static_cast<uint32_t>(buffer - buffers_.data());
     return buffer->data;
 }
 
-// Behind the last use and the last save of what was in the slot.
+// Copies what has come in runs of kCopyBytes, behind the last use and the last save of what was in
+// the slot.
 void CudaSlotMemory::on_piece(const std::byte* data, uint64_t bytes) {
     Buffer& buffer = buffers_[static_cast<uint64_t>(data - pool_.data()) / buffer_bytes_];
     std::lock_guard lock(pieces_mutex_);
+    const auto from = static_cast<uint64_t>(data - buffer.data);
+    buffer.beyond.emplace_back(from, from + bytes);
+    const auto adjoins = [&](const auto& run) { return run.first == buffer.read; };
+    for (auto run = std::ranges::find_if(buffer.beyond, adjoins); run != buffer.beyond.end();
+         run = std::ranges::find_if(buffer.beyond, adjoins)) {
+        buffer.read = run->second;
+        buffer.beyond.erase(run);
+    }
+    const uint64_t run_bytes = buffer.read - buffer.sent;
+    if (run_bytes == 0 || (run_bytes < kCopyBytes && buffer.read < buffer.bytes)) return;
     // Of this thread, lest it opens another.
     keep(cudaSetDevice(device_), "choosing the device", pieces_error_);
     uses_.wait(copy_.get(), buffer.used, copy_waited_, pieces_error_);
     saves_.wait(copy_.get(), buffer.saved, copy_waited_saves_, pieces_error_);
-    keep(cudaMemcpyAsync(buffer.slot + (data - buffer.data), data, bytes, cudaMemcpyHostToDevice,
-                         copy_.get()),
+    keep(cudaMemcpyAsync(buffer.slot + buffer.sent, buffer.data + buffer.sent, run_bytes,
+                         cudaMemcpyHostToDevice, copy_.get()),
          "copying an expert to the device", pieces_error_);
-    buffer.sent += bytes;
+    buffer.sent = buffer.read;
 }
 
 CudaSlotMemory::Buffer& CudaSlotMemory::end_read(Slot& slot) {

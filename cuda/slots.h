@@ -97,6 +97,10 @@ private:
         // While it is read, of the threads that read, under pieces_mutex_.
         std::byte* slot = nullptr;
         uint64_t used = 0, saved = 0; // marks that the first copy into the slot waits for
+        uint64_t bytes = 0;
+        uint64_t read = 0;            // from the beginning on, without a gap
+        // What was read behind it: from, to.
+        std::vector<std::pair<uint64_t, uint64_t>> beyond = {};
         uint64_t sent = 0;            // bytes whose copies were started
     };
 
