@@ -1,5 +1,8 @@
 // xp-bench as scripts see it.
+#include <cmath>
 #include <fstream>
+#include <map>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -116,6 +119,46 @@ TEST_F(BenchProgram, TablesForPeopleSayTheSame) {
                 HasSubstr("256 of 256 experts in slots"));
 }
 
+TEST_F(BenchProgram, ARamTierThatThereCannotBeIsSaid) {
+    const ProgramOutcome outcome = measure("prefill", {"--cache", "50%", "--ram", "10%", "--json",
+                                                       "--prompt", "8", "--samples", "1"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("a RAM tier of"));
+    const Json json = Json::parse(outcome.out);
+    for (const char* key : {"ram_slots", "ram_hits", "predicted_ram_hits", "saved_bytes"}) {
+        EXPECT_EQ(json[key], 0) << key;
+    }
+    EXPECT_NEAR(json["bytes_ratio"].get<double>(), 1, 0.05);
+}
+
+TEST_F(BenchProgram, MatvecTellsTheFractionOfMemorysBandwidthForEveryCommonType) {
+    std::vector<std::string> arguments = {"matvec", "--backend", "cpu", "--threads", "1", "--rows",
+                                          "40", "--cols", "512", "--bytes", "1MiB"};
+    arguments.push_back("--json");
+    const ProgramOutcome outcome = run(arguments);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    std::map<std::string, uint64_t> bytes;
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) {
+        const Json json = Json::parse(line);
+        bytes[json["type"]] = json["matrix_bytes"];
+        const auto each = json["matrix_bytes"].get<double>();
+        EXPECT_EQ(json["matrices"], std::ceil((1 << 20) / each)) << line;
+        EXPECT_NEAR(json["bandwidth"].get<double>() * json["us"].get<double>() / 1e6, each, 1);
+        EXPECT_NEAR(json["fraction_of_memory"].get<double>() *
+                    json["read_bandwidth"].get<double>(), json["bandwidth"].get<double>(), 1e3);
+    }
+    // 40 · 512 weights in blocks of 1, 32 and 256.
+    EXPECT_EQ(bytes, (std::map<std::string, uint64_t>{
+                         {"F16", 40960}, {"BF16", 40960}, {"MXFP4", 640 * 17}, {"Q8_0", 640 * 34},
+                         {"Q2_K", 80 * 84}, {"Q3_K", 80 * 110}, {"Q4_K", 80 * 144},
+                         {"Q6_K", 80 * 210}}));
+    arguments.back() = "--type=Q4_K";
+    EXPECT_THAT(run(arguments).out, HasSubstr("Q4_K    ggml"));
+    arguments.back() = "--type=Q5_9";
+    EXPECT_THAT(run(arguments).err, HasSubstr("--type Q5_9"));
+}
+
 TEST_F(BenchProgram, WhatIsWrongIsToldInALine) {
     const std::tuple<std::vector<std::string>, int, const char*> cases[] = {
         {{"--cache", "0%"}, 2, "--cache 0%"},
@@ -123,6 +166,8 @@ TEST_F(BenchProgram, WhatIsWrongIsToldInALine) {
         {{"--cache", "1.5%"}, 2, "--cache 1.5%"},
         {{"--cache", "much"}, 2, "much"},
         {{"--cache", "1"}, 1, "below the hard floor"},
+        {{"--ram", "0%"}, 2, "--ram 0%"},
+        {{"--ram", "101%"}, 2, "--ram 101%"},
         {{"--trace", "/nowhere/at.all"}, 1, "/nowhere/at.all"},
         {{"--policy", "best"}, 1, "best"},
     };

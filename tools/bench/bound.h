@@ -1,9 +1,11 @@
 // xp-bench prefill, and decode with a trace: the time of a forward pass beside the longest of what
 // it is made of, each measured on its own in the same run:
 //   reads     bytes that a replay of the cache predicts, at the bandwidth of bare reads
-//   uploads   the same bytes, at the bandwidth of bare copies to the device
+//   uploads   those bytes and what comes back from the RAM tier, at the bandwidth of bare copies
+//             to the device
 //   compute   the same passes with all experts resident
-// A pass that overlaps them perfectly takes as long as the longest.
+// A pass that overlaps them perfectly takes as long as the longest. Copies to the RAM tier go the
+// other way and are in none of them; they are shown.
 #pragma once
 
 #include "tools/bench/rig.h"

@@ -11,6 +11,9 @@ void add(Sample& sample, const CacheStats& before, const CacheStats& after) {
     sample.read_bytes += after.read_bytes - before.read_bytes;
     sample.hits += after.hits - before.hits;
     sample.misses += after.misses - before.misses;
+    sample.ram_hits += after.ram_hits - before.ram_hits;
+    sample.uploaded_bytes += after.copied_bytes - before.copied_bytes;
+    sample.saved_bytes += after.saved_bytes - before.saved_bytes;
 }
 
 void add_prompt(Course& course, uint32_t prompt, uint32_t chunk, uint32_t sample) {

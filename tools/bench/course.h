@@ -33,7 +33,10 @@ struct Sample {
     uint64_t reads = 0;
     uint64_t repeated = 0;           // of these, within one pass
     uint64_t hits = 0;
-    uint64_t misses = 0;
+    uint64_t misses = 0;             // of slots
+    uint64_t ram_hits = 0;           // of these, in the RAM tier
+    uint64_t uploaded_bytes = 0;     // into slots, from buffers and the RAM tier
+    uint64_t saved_bytes = 0;        // from slots to the RAM tier
     uint64_t launches = 0;           // on a device
     uint64_t waits = 0;              // of the host for it
     uint64_t wait_us = 0;
@@ -41,7 +44,7 @@ struct Sample {
 
 Result<std::vector<Sample>> run_course(Rig& rig, const Course& course, const Routing* routing,
                                        Routing* record);
-// Only bytes, hits and misses; the others stay 0.
+// Only what a cache counts; the others stay 0.
 Result<std::vector<Sample>> replay_course(Replay& replay, const Course& course,
                                           const Routing& routing);
 

@@ -8,6 +8,7 @@
 #include "daemon/base/size.h"
 #include "tools/bench/bound.h"
 #include "tools/bench/decode.h"
+#include "tools/bench/matvec.h"
 #include "tools/common/program.h"
 
 namespace xp {
@@ -18,23 +19,32 @@ constexpr uint32_t kMost = 1u << 20;  // tokens of anything
 struct Command {
     DecodeOptions decode;
     BoundOptions bound;       // with a trace, and prefill
+    MatvecOptions matvec;
     RigOptions rig;
-    std::string cache = "0";
+    std::string cache = "0", ram = "0";
+    std::string matrices = "384MiB";  // all of matvec's
     std::string io = "auto";
     bool buffered = false;
 };
 
-void add_rig_options(CLI::App& app, Command& command) {
-    app.add_option("PACK", command.rig.pack, "An expert pack")->required();
+void add_backend_options(CLI::App& app, Command& command) {
     app.add_option("--backend", command.rig.backend, "auto, cpu or cuda")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
+    app.add_option("--threads", command.rig.threads, "Of the CPU backend; 0: all");
+    app.add_flag("--json", command.bound.json, "JSON: an object for what is measured");
+}
+
+void add_rig_options(CLI::App& app, Command& command) {
+    app.add_option("PACK", command.rig.pack, "An expert pack")->required();
+    add_backend_options(app, command);
     app.add_option("--cache", command.cache,
                    "Bytes of expert slots, as in 4GiB, or a share of all, as in 15%; 0: all");
+    app.add_option("--ram", command.ram,
+                   "The same of RAM slots behind a GPU's, which keep what those evict; 0: none");
     app.add_option("--policy", command.rig.policy, "lfu or lru")->capture_default_str();
     app.add_option("--context", command.rig.context, "Tokens of a sequence at most")
         ->capture_default_str();
-    app.add_option("--threads", command.rig.threads, "Of the CPU backend; 0: all");
     app.add_option("--io", command.io, "auto, io_uring or pread")
         ->check(CLI::IsMember({"auto", "io_uring", "pread"}))
         ->capture_default_str();
@@ -43,32 +53,56 @@ void add_rig_options(CLI::App& app, Command& command) {
                    "Experts are those of a recording (JSON lines), not the router's");
     app.add_option("--timeline", command.bound.timeline,
                    "With --trace, or in prefill: a file for what happened when in each layer");
-    app.add_flag("--json", command.bound.json, "One JSON object");
 }
 
 CLI::Option* add_count(CLI::App& app, const char* name, uint32_t& count, const char* help) {
     return app.add_option(name, count, help)->check(CLI::Range(1u, kMost))->capture_default_str();
 }
 
-Result<void> read_cache_size(Command& command) {
-    std::string_view text = command.cache;
+CLI::App* add_matvec(CLI::App& app, Command& command) {
+    CLI::App* matvec = app.add_subcommand(
+        "matvec", "A matrix times a vector, for weights of every common type, beside memory's "
+                  "bandwidth");
+    add_backend_options(*matvec, command);
+    matvec->add_option("--type", command.matvec.type, "One of them, as in Q4_K");
+    add_count(*matvec, "--rows", command.matvec.rows, "Of a matrix");
+    add_count(*matvec, "--cols", command.matvec.cols, "Of it: whole blocks of the type");
+    matvec->add_option("--bytes", command.matrices,
+                       "Of all matrices that take turns: more than caches hold")
+        ->capture_default_str();
+    return matvec;
+}
+
+Result<ExpertShare> read_share(const char* option, std::string_view text) {
+    ExpertShare share;
     if (!text.ends_with('%')) {
-        XP_TRY(command.rig.cache_bytes, parse_size(text));
-        return {};
+        XP_TRY(share.bytes, parse_size(text));
+        return share;
     }
-    text.remove_suffix(1);
+    const std::string_view number = text.substr(0, text.size() - 1);
+    const char* const last = number.data() + number.size();
     uint32_t percent = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), percent);
-    if (error != std::errc() || end != text.data() + text.size() || percent < 1 || percent > 100) {
-        return make_error(ErrorCode::kInvalidArgument, "--cache {}: 1% to 100% are possible",
-                          command.cache);
+    const auto [end, error] = std::from_chars(number.data(), last, percent);
+    if (error != std::errc() || end != last || percent < 1 || percent > 100) {
+        return make_error(ErrorCode::kInvalidArgument, "{} {}: 1% to 100% are possible", option,
+                          text);
     }
-    command.rig.cache_share = percent / 100.0;
+    share.share = percent / 100.0;
+    return share;
+}
+
+Result<void> read_sizes(Command& command) {
+    XP_TRY(command.rig.cache, read_share("--cache", command.cache));
+    XP_TRY(command.rig.ram, read_share("--ram", command.ram));
+    XP_TRY(command.matvec.bytes, parse_size(command.matrices));
     return {};
 }
 
-Result<void> measure(const Command& command, bool prefill) {
-    if (prefill) return bench_prefill(command.bound);
+enum class Verb { kDecode, kPrefill, kMatvec };
+
+Result<void> measure(const Command& command, Verb verb) {
+    if (verb == Verb::kMatvec) return bench_matvec(command.matvec);
+    if (verb == Verb::kPrefill) return bench_prefill(command.bound);
     if (!command.bound.trace.empty()) return bench_decode_bound(command.bound);
     if (!command.bound.timeline.empty()) {
         return make_error(ErrorCode::kInvalidArgument, "--timeline of decode needs a --trace");
@@ -98,13 +132,14 @@ int run(int argc, char** argv) {
     add_count(*prefill, "--prompt", prompt, "Tokens of it");
     prefill->add_option("--chunk", bound.chunk, "Tokens of a forward pass; 0: all at once");
     add_count(*prefill, "--samples", bound.samples, "How many prompts are timed");
+    CLI::App* matvec = add_matvec(app, command);
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) == 0 ? kExitOk : kExitUsage;
     }
-    if (const Result<void> size = read_cache_size(command); !size) {
-        report_error(size.error());
+    if (const Result<void> sizes = read_sizes(command); !sizes) {
+        report_error(sizes.error());
         return kExitUsage;
     }
     command.rig.direct = !command.buffered;
@@ -115,7 +150,11 @@ int run(int argc, char** argv) {
     if (*prefill) bound.prompt = prompt;
     command.decode = {.rig = command.rig, .prompt = bound.prompt, .tokens = bound.tokens,
                       .json = bound.json};
-    const Result<void> result = measure(command, bool{*prefill});
+    command.matvec.backend = command.rig.backend;
+    command.matvec.threads = command.rig.threads;
+    command.matvec.json = bound.json;
+    const Verb verb = *prefill ? Verb::kPrefill : *matvec ? Verb::kMatvec : Verb::kDecode;
+    const Result<void> result = measure(command, verb);
     return result ? kExitOk : report_error(result.error());
 }
 

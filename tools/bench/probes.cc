@@ -1,10 +1,14 @@
 #include "tools/bench/probes.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstring>
 #include <random>
+#include <thread>
 
 #include "daemon/base/memory.h"
+#include "daemon/base/thread_pool.h"
 
 namespace xp {
 namespace {
@@ -50,10 +54,46 @@ Result<double> read_for_a_while(Rig& rig, std::span<const PageBuffer> buffers,
     return static_cast<double>(bytes) / seconds();
 }
 
+// Four sums, so that none waits for the one before.
+uint64_t sum_up(std::span<const uint64_t> words) {
+    uint64_t sums[4] = {};
+    for (size_t i = 0; i + 4 <= words.size(); i += 4) {
+        for (size_t j = 0; j < 4; ++j) sums[j] += words[i + j];
+    }
+    return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
 }  // namespace
 
 uint32_t read_buffers(const Rig& rig) {
     return rig.on_device() ? CudaOptions().read_buffers : UINT32_MAX;
+}
+
+Result<double> probe_memory(uint64_t bytes, unsigned threads) {
+    constexpr uint64_t kPieceWords = uint64_t{1} << 17;  // a MiB, a task of its own
+    bytes = std::max(bytes, kPieceWords * sizeof(uint64_t));
+    ThreadPool pool(threads > 0 ? threads : std::max(1u, std::thread::hardware_concurrency()));
+    XP_TRY(const PageBuffer memory, PageBuffer::allocate(bytes, "the memory probe"));
+    std::memset(memory.data(), 1, bytes);
+    const std::span words(reinterpret_cast<const uint64_t*>(memory.data()),
+                          bytes / sizeof(uint64_t));
+    const uint64_t n_tasks = (words.size() + kPieceWords - 1) / kPieceWords;
+    std::atomic<uint64_t> sum = 0;
+    double best = 0;
+    for (int run = 0; run < kRuns; ++run) {
+        const Clock::time_point start = Clock::now();
+        pool.run(n_tasks, [&](uint64_t task) {
+            const uint64_t first = task * kPieceWords;
+            sum += sum_up(words.subspan(first, std::min(kPieceWords, words.size() - first)));
+        });
+        const std::chrono::duration<double> took = Clock::now() - start;
+        best = std::max(best, static_cast<double>(bytes) / took.count());
+    }
+    // The sums are for something, and all of them were made.
+    if (sum != kRuns * (words.size() / 4 * 4) * 0x0101'0101'0101'0101) {
+        return make_error(ErrorCode::kInternal, "the memory probe's sum is {:x}", sum.load());
+    }
+    return best;
 }
 
 Result<double> probe_reads(Rig& rig) {

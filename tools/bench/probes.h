@@ -10,6 +10,10 @@ namespace xp {
 // The best of a few runs.
 Result<double> probe_reads(Rig& rig);
 
+// Bytes per second at which so many threads (0: all) sum up `bytes` of memory, or a MiB if that is
+// more. The best of a few runs.
+Result<double> probe_memory(uint64_t bytes, unsigned threads);
+
 // Buffers that expert reads of this rig may go into at a time.
 uint32_t read_buffers(const Rig& rig);
 

@@ -14,28 +14,42 @@ public:
     IoStats stats() const override { return {}; }
 };
 
-// Slots that hold nothing, filled from as many buffers as there are.
+// Slots of a device that hold nothing, filled from as many buffers as there are, with RAM slots
+// behind them that always have time for a copy.
 class NoSlotMemory final : public SlotMemory {
 public:
     explicit NoSlotMemory(uint32_t buffers) : free_buffers_(buffers) {}
     const char* name() const override { return "simulated memory"; }
     uint64_t usable() const override { return UINT64_MAX; }
-    Result<void> allocate(std::span<const SlotClass>) override { return {}; }
+    std::optional<uint64_t> usable_ram() const override { return UINT64_MAX; }
+    Result<void> allocate(std::span<const SlotClass> classes) override {
+        for (const SlotClass& c : classes) bytes_.insert(bytes_.end(), c.slots, c.stride);
+        return {};
+    }
     std::byte* address(SlotNumber) const override { return nullptr; }
     bool has_buffer(bool) override { return free_buffers_ > 0; }
     std::byte* take_buffer(SlotNumber) override {
         --free_buffers_;
         return nullptr;
     }
-    void fill(SlotNumber) override { ++free_buffers_; }
+    void fill(SlotNumber slot) override {
+        ++free_buffers_;
+        copied_bytes_ += bytes_[slot];
+    }
     void drop(SlotNumber) override { ++free_buffers_; }
+    bool can_save() const override { return true; }
+    void save(SlotNumber slot, SlotNumber) override { saved_bytes_ += bytes_[slot]; }
+    void restore(SlotNumber slot, SlotNumber) override { copied_bytes_ += bytes_[slot]; }
     void begin_use(std::span<const SlotNumber>) override {}
     void end_use(std::span<const SlotNumber>) override {}
     Result<void> status() const override { return {}; }
-    uint64_t copied_bytes() const override { return 0; }
+    uint64_t copied_bytes() const override { return copied_bytes_; }
+    uint64_t saved_bytes() const override { return saved_bytes_; }
 
 private:
+    std::vector<uint64_t> bytes_;  // per slot
     uint32_t free_buffers_;
+    uint64_t copied_bytes_ = 0, saved_bytes_ = 0;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// What an expert cache would read for a routing, without a drive and without memory: the daemon's
-// own cache, asked in the order in which a forward pass asks, with reads that arrive at once.
+// What an expert cache would read and copy for a routing, without a drive and without memory: the
+// daemon's own cache, both tiers, asked in the order in which a forward pass asks, with reads that
+// arrive at once. Copies are counted as those of a device, also where slots are in host memory.
 #pragma once
 
 #include <memory>

@@ -11,10 +11,11 @@ TokenId token_at(uint64_t position, uint32_t n_vocab) {
     return static_cast<TokenId>((position * 2'654'435'761u >> 7) % n_vocab);
 }
 
-uint64_t expert_bytes(const Pack& pack) {
-    uint64_t bytes = 0;
-    for (const PackLayer& layer : pack.manifest().layers) bytes += layer.n_experts * layer.stride;
-    return bytes;
+uint64_t bytes_of(const ExpertShare& share, const Pack& pack) {
+    if (share.share == 0) return share.bytes;
+    uint64_t all = 0;
+    for (const PackLayer& layer : pack.manifest().layers) all += layer.n_experts * layer.stride;
+    return static_cast<uint64_t>(share.share * static_cast<double>(all));
 }
 
 }  // namespace
@@ -38,6 +39,15 @@ void CountedReads::on_piece(const std::byte* data, uint64_t bytes) {
     if (PieceSink* const sink = sink_.load()) sink->on_piece(data, bytes);
 }
 
+Result<Backend> open_bench_backend(const std::string& kind, uint32_t threads,
+                                   CudaMeasurements& device) {
+    if (kind != "cpu") {
+        Result<Backend> cuda = open_measured_cuda_backend({}, device);
+        if (cuda || kind == "cuda") return cuda;
+    }
+    return open_cpu_backend(threads);
+}
+
 Result<Rig> Rig::open(const RigOptions& options) {
     Rig rig;
     XP_TRY(rig.pack, Pack::open(options.pack, PackOpenOptions{.direct = options.direct}));
@@ -47,25 +57,12 @@ Result<Rig> Rig::open(const RigOptions& options) {
     XP_TRY(std::unique_ptr<ReadBackend> reads, make_read_backend(io));
     rig.reads = std::make_unique<CountedReads>(std::move(reads), options.timeline);
     rig.timeline = options.timeline;
-    if (options.backend != "cpu") {
-        Result<Backend> cuda = open_measured_cuda_backend({}, rig.device);
-        if (cuda) {
-            rig.backend = *std::move(cuda);
-        } else if (options.backend == "cuda") {
-            return std::move(cuda).error();
-        }
-    }
-    if (!rig.backend.operators) {
-        XP_TRY(rig.backend, open_cpu_backend(options.threads));
-    }
+    XP_TRY(rig.backend, open_bench_backend(options.backend, options.threads, rig.device));
     XP_TRY(const uint32_t top_k, experts_per_token(rig.pack->resident().metadata()));
-    uint64_t bytes = options.cache_bytes;
-    if (options.cache_share > 0) {
-        bytes = static_cast<uint64_t>(options.cache_share *
-                                      static_cast<double>(expert_bytes(*rig.pack)));
-    }
-    rig.cache_options = {.bytes = bytes, .policy = options.policy, .verify = VerifyMode::kOff,
-                         .top_k = top_k, .observer = options.timeline};
+    rig.cache_options = {.bytes = bytes_of(options.cache, *rig.pack),
+                         .ram_bytes = bytes_of(options.ram, *rig.pack),
+                         .policy = options.policy, .verify = VerifyMode::kOff, .top_k = top_k,
+                         .observer = options.timeline};
     XP_TRY(std::unique_ptr<SlotMemory> slots, rig.backend.make_slot_memory());
     XP_TRY(rig.cache,
            ExpertCache::create(*rig.pack, *rig.reads, std::move(slots), rig.cache_options));

@@ -42,18 +42,28 @@ private:
     uint64_t repeated_ = 0;
 };
 
+// Some of a model's experts: bytes of them, or, if that is not 0, a share of the bytes of all.
+struct ExpertShare {
+    uint64_t bytes = 0;
+    double share = 0;
+};
+
 struct RigOptions {
     std::string pack;
     std::string backend = "auto";  // or cpu, cuda
     bool direct = true;
     IoBackendKind io = IoBackendKind::kAuto;
-    uint64_t cache_bytes = 0;      // 0: all experts
-    double cache_share = 0;        // of all experts' bytes, instead of cache_bytes, if not 0
+    ExpertShare cache;             // 0: all experts
+    ExpertShare ram;               // 0: no RAM tier
     std::string policy = "lfu";
     uint64_t context = 4096;
     uint32_t threads = 0;
     Timeline* timeline = nullptr;  // outlives the rig
 };
+
+// `kind` as RigOptions::backend; `device` stays empty on the CPU.
+Result<Backend> open_bench_backend(const std::string& kind, uint32_t threads,
+                                   CudaMeasurements& device);
 
 struct Rig {
     std::unique_ptr<Pack> pack;
