@@ -11,12 +11,11 @@
 namespace xp::test {
 namespace {
 
-const Path kDemo = Path(XP_MODELS) / "xp-demo.gguf";
 constexpr size_t kDemoVocab = 4096;
 
 class DemoModel : public testing::Test {
 protected:
-    static void SetUpTestSuite() { loaded_ = new LoadedModel(load(pack_of(kDemo))); }
+    static void SetUpTestSuite() { loaded_ = new LoadedModel(load(pack_of(kDemoModel))); }
     static void TearDownTestSuite() {
         delete loaded_;
         loaded_ = nullptr;

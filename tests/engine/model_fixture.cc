@@ -2,14 +2,39 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <map>
 
+#include "daemon/gguf/writer.h"
 #include "daemon/pack/build.h"
 #include "tests/engine/backends.h"
+#include "tests/tiers/fake_device_memory.h"
 
 namespace xp::test {
+namespace {
+
+// The generator of the tiny model's weights: seed = FNV-1a of the tensor's name, element i = the
+// i-th splitmix64 output's top byte as int8 (−128 becomes −127) times 2^−shift. Stored as F16,
+// which holds all of them exactly.
+std::vector<std::byte> generate_f16(const std::string& name, uint64_t n, int shift) {
+    uint64_t seed = 0xcbf29ce484222325u;
+    for (const char c : name) seed = (seed ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+    std::vector<std::byte> bytes(2 * n);
+    for (uint64_t i = 0; i < n; ++i) {
+        uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+        const int q = std::max<int>(static_cast<int8_t>(z >> 56), -127);
+        const uint16_t half = float_to_half(std::ldexp(static_cast<float>(q), -shift));
+        std::memcpy(bytes.data() + 2 * i, &half, 2);
+    }
+    return bytes;
+}
+
+}  // namespace
 
 TemporaryDirectory::TemporaryDirectory() {
     std::string pattern = testing::TempDir() + "xp-engine-XXXXXX";
@@ -30,6 +55,44 @@ const Path& pack_of(const Path& gguf) {
     return it->second;
 }
 
+std::vector<TokenId> prompt(size_t n, uint64_t salt, size_t vocab) {
+    std::vector<TokenId> tokens;
+    for (uint64_t i = 0; i < n; ++i) {
+        tokens.push_back(static_cast<TokenId>((31 * i * i + 17 * i + 5 + salt * (i + 3)) % vocab));
+    }
+    return tokens;
+}
+
+const Path& tiny_twin() {
+    static TemporaryDirectory directory;
+    static const Path path = [] {
+        const Path to = directory.path() / "ih16.gguf";
+        const auto source = GgufFile::open(kTinyDeepSeek4);
+        EXPECT_TRUE(source) << source.error().message;
+        GgufMetadata metadata = source->metadata();
+        metadata.set("deepseek4.attention.indexer.head_count", GgufValue::u32(16));
+        std::vector<TensorToWrite> tensors;
+        for (const TensorInfo& tensor : source->tensors()) {
+            TensorToWrite out{tensor.name, tensor.type, {}, {}};
+            out.ne.assign(tensor.ne.begin(), tensor.ne.begin() + tensor.n_dims);
+            std::vector<std::byte> bytes(tensor.bytes);
+            const bool q = tensor.name.ends_with("indexer.attn_q_b.weight");
+            if (q || tensor.name.ends_with("indexer.proj.weight")) {
+                out.ne[1] = q ? 16 * 128 : 16;
+                bytes = generate_f16(tensor.name, out.ne[0] * out.ne[1], q ? 9 : 10);
+            } else {
+                EXPECT_TRUE(source->read_tensor(tensor, 0, bytes));
+            }
+            out.write = [bytes](const TensorToWrite::Sink& sink) { return sink(bytes); };
+            tensors.push_back(std::move(out));
+        }
+        const auto written = write_gguf(to, metadata, tensors);
+        EXPECT_TRUE(written) << written.error().message;
+        return to;
+    }();
+    return path;
+}
+
 LoadedModel load(const Path& directory, const LoadOptions& options) {
     LoadedModel loaded;
     const auto attempt = [&]() -> Result<void> {
@@ -38,11 +101,15 @@ LoadedModel load(const Path& directory, const LoadOptions& options) {
         XP_TRY(loaded.reads, make_read_backend({.backend = options.io, .direct = false}));
         XP_TRY(loaded.backend, open_model_backend(options.threads));
         XP_TRY(std::unique_ptr<SlotMemory> slots, loaded.backend.make_slot_memory());
+        if (options.ram_bytes > 0 && !slots->usable_ram()) {
+            slots = std::make_unique<FakeDeviceMemory>(options.ram_bytes);
+        }
         XP_TRY(const uint32_t top_k, experts_per_token(loaded.pack->resident().metadata()));
         XP_TRY(loaded.cache,
                ExpertCache::create(*loaded.pack, *loaded.reads, std::move(slots),
-                                   {.bytes = options.cache_bytes, .policy = "lfu",
-                                    .verify = VerifyMode::kRead, .top_k = top_k}));
+                                   {.bytes = options.cache_bytes, .ram_bytes = options.ram_bytes,
+                                    .policy = "lfu", .verify = VerifyMode::kRead,
+                                    .top_k = top_k}));
         XP_TRY(loaded.model,
                load_model(*loaded.pack, *loaded.backend.operators, *loaded.cache, options.model));
         return {};

@@ -30,12 +30,20 @@ private:
 inline const Path kTinyDeepSeek4 =
     Path(XP_TEST_DATA) / "deepseek-v4-tiny" / "tiny_deepseek4.gguf";
 inline constexpr size_t kTinyVocab = 512;
+// The tiny model with 16 indexer heads instead of 4; written once per process.
+const Path& tiny_twin();
+inline const Path kDemoModel = Path(XP_MODELS) / "xp-demo.gguf";
+
+// Tokens that no model expects, others for another salt.
+std::vector<TokenId> prompt(size_t n, uint64_t salt = 0, size_t vocab = kTinyVocab);
 
 // A pack of the GGUF, built once per process and file.
 const Path& pack_of(const Path& gguf);
 
 struct LoadOptions {
     uint64_t cache_bytes = 0;  // 0: all experts
+    // Of a RAM tier; 0: none. A backend whose slots are in RAM gets those of a device that is none.
+    uint64_t ram_bytes = 0;
     ModelOptions model = {.context = 2048, .kv = KvType::kF32};
     unsigned threads = 2;
     IoBackendKind io = IoBackendKind::kAuto;

@@ -95,6 +95,18 @@ TEST_P(OperatorTypes, MatmulAndGroupedMatmul) {
     }
 }
 
+// Each way of multiplying once, with few and with many rows, and no more: for tools that make
+// kernels a hundred times slower.
+TEST_P(OperatorUsualTypes, ReducedProductsOfFewAndManyRows) {
+    for (const StorageLayout layout : layouts()) {
+        const HostMatrix m = matrix(type(), 35, block() == 1 ? 160 : 2 * block(), layout);
+        for (const uint32_t n : {1u, 3u, 40u}) ASSERT_NO_FATAL_FAILURE(check_matmul(m, n));
+        ASSERT_NO_FATAL_FAILURE(check_matmul(matrix(type(), 3, columns(), layout), 2));
+        const HostMatrix grouped = matrix(type(), 6, block() == 1 ? 64 : block(), layout);
+        for (const uint32_t n : {1u, 20u}) ASSERT_NO_FATAL_FAILURE(check_grouped(grouped, 2, n));
+    }
+}
+
 TEST_P(OperatorUsualTypes, MatmulOfLongRows) {
     for (const StorageLayout layout : layouts()) {
         // A little more than a power of two, so that there is a last, partial piece.

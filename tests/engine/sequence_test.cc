@@ -1,21 +1,10 @@
-// Sequences: exact snapshots at any position, several sequences in one pass, passes that interleave
-// at wave boundaries.
+// Sequences: exact snapshots at any position, passes that interleave at wave boundaries.
 #include <gtest/gtest.h>
 
 #include "tests/engine/model_fixture.h"
 
 namespace xp::test {
 namespace {
-
-
-std::vector<TokenId> prompt(size_t n, uint64_t salt = 0) {
-    std::vector<TokenId> tokens;
-    for (uint64_t i = 0; i < n; ++i) {
-        tokens.push_back(
-            static_cast<TokenId>((31 * i * i + 17 * i + 5 + salt * (i + 3)) % kTinyVocab));
-    }
-    return tokens;
-}
 
 class SequenceTest : public testing::TestWithParam<KvType> {
 protected:
@@ -59,51 +48,6 @@ TEST_P(SequenceTest, RestoredSnapshotContinuesToTheSameBytes) {
             const auto rest = run(*loaded_.model, *target, std::span(tokens).subspan(cut), 37);
             expect_identical(std::span(whole).subspan(cut * kTinyVocab), rest,
                              fmt::format("cut at {}", cut));
-        }
-    }
-}
-
-TEST_P(SequenceTest, EveryChunkingGivesTheSameBytes) {
-    const std::vector<TokenId> tokens = prompt(280);
-    const auto whole = run(*loaded_.model, *sequence(), tokens, 280);
-    for (const size_t chunk : {1, 7, 128, 129}) {
-        expect_identical(whole, run(*loaded_.model, *sequence(), tokens, chunk),
-                         fmt::format("chunks of {}", chunk));
-    }
-}
-
-TEST_P(SequenceTest, BatchOfSequencesGivesEachItsOwnBytes) {
-    const size_t n = 140;
-    std::vector<std::vector<TokenId>> prompts;
-    std::vector<std::vector<float>> alone;
-    std::vector<std::unique_ptr<Sequence>> together;
-    for (uint64_t s = 0; s < 4; ++s) {
-        prompts.push_back(prompt(n, s + 1));
-        alone.push_back(run(*loaded_.model, *sequence(), prompts[s], n));
-        together.push_back(sequence());
-    }
-    // Different numbers of rows per sequence and pass: prompt chunks beside single tokens.
-    std::vector<size_t> done(4, 0);
-    for (size_t pass_index = 0;
-         std::any_of(done.begin(), done.end(), [&](size_t d) { return d < n; }); ++pass_index) {
-        std::vector<Row> rows;
-        std::vector<std::pair<size_t, size_t>> owner;
-        for (size_t s = 0; s < 4; ++s) {
-            const size_t take = std::min(n - done[s], s == pass_index % 4 ? size_t{33} : size_t{1});
-            for (size_t i = 0; i < take; ++i) {
-                rows.push_back({together[s].get(), prompts[s][done[s] + i], true});
-                owner.emplace_back(s, done[s] + i);
-            }
-            done[s] += take;
-        }
-        auto pass = loaded_.model->forward(rows);
-        ASSERT_TRUE(pass) << pass.error().message;
-        ASSERT_TRUE(run_to_end(**pass));
-        for (size_t r = 0; r < rows.size(); ++r) {
-            const auto [s, position] = owner[r];
-            expect_identical(std::span(alone[s]).subspan(position * kTinyVocab, kTinyVocab),
-                             (*pass)->logits(r),
-                             fmt::format("sequence {}, position {}", s, position));
         }
     }
 }

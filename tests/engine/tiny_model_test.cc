@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "daemon/gguf/writer.h"
 #include "tests/engine/model_fixture.h"
 
 namespace xp::test {
@@ -14,56 +13,6 @@ namespace {
 
 constexpr size_t kPositions = 300;
 const Path kData = Path(XP_TEST_DATA) / "deepseek-v4-tiny";
-
-// The generator of the tiny model's weights: seed = FNV-1a of the tensor's name, element i = the
-// i-th splitmix64 output's top byte as int8 (−128 becomes −127) times 2^−shift. Stored as F16,
-// which holds all of them exactly.
-std::vector<std::byte> generate_f16(const std::string& name, uint64_t n, int shift) {
-    uint64_t seed = 0xcbf29ce484222325u;
-    for (const char c : name) seed = (seed ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-    std::vector<std::byte> bytes(2 * n);
-    for (uint64_t i = 0; i < n; ++i) {
-        uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        z ^= z >> 31;
-        const int q = std::max<int>(static_cast<int8_t>(z >> 56), -127);
-        const uint16_t half = float_to_half(std::ldexp(static_cast<float>(q), -shift));
-        std::memcpy(bytes.data() + 2 * i, &half, 2);
-    }
-    return bytes;
-}
-
-// The tiny model with 16 indexer heads instead of 4.
-const Path& twin_gguf() {
-    static TemporaryDirectory directory;
-    static const Path path = [] {
-        const Path to = directory.path() / "ih16.gguf";
-        const auto source = GgufFile::open(kTinyDeepSeek4);
-        EXPECT_TRUE(source) << source.error().message;
-        GgufMetadata metadata = source->metadata();
-        metadata.set("deepseek4.attention.indexer.head_count", GgufValue::u32(16));
-        std::vector<TensorToWrite> tensors;
-        for (const TensorInfo& tensor : source->tensors()) {
-            TensorToWrite out{tensor.name, tensor.type, {}, {}};
-            out.ne.assign(tensor.ne.begin(), tensor.ne.begin() + tensor.n_dims);
-            std::vector<std::byte> bytes(tensor.bytes);
-            const bool q = tensor.name.ends_with("indexer.attn_q_b.weight");
-            if (q || tensor.name.ends_with("indexer.proj.weight")) {
-                out.ne[1] = q ? 16 * 128 : 16;
-                bytes = generate_f16(tensor.name, out.ne[0] * out.ne[1], q ? 9 : 10);
-            } else {
-                EXPECT_TRUE(source->read_tensor(tensor, 0, bytes));
-            }
-            out.write = [bytes](const TensorToWrite::Sink& sink) { return sink(bytes); };
-            tensors.push_back(std::move(out));
-        }
-        const auto written = write_gguf(to, metadata, tensors);
-        EXPECT_TRUE(written) << written.error().message;
-        return to;
-    }();
-    return path;
-}
 
 struct Case {
     const char* name;
@@ -78,7 +27,7 @@ protected:
         if (std::string(GetParam()) == "tiny") {
             return {"tiny", kTinyDeepSeek4, kData / "golden.json", kData / "golden_logits.f32"};
         }
-        return {"ih16", twin_gguf(), kData / "ih16_golden.json", kData / "ih16_logits.f32"};
+        return {"ih16", tiny_twin(), kData / "ih16_golden.json", kData / "ih16_logits.f32"};
     }
     std::vector<TokenId> tokens() const {
         return read_json(the_case().golden)["tokens"].get<std::vector<TokenId>>();
@@ -115,35 +64,6 @@ TEST_P(TinyModel, LogitsOfAllPositionsAreTheOracles) {
     RecordProperty("median_difference", fmt::format("{:.2e}", differences[differences.size() / 2]));
     std::printf("largest difference %.2e, median %.2e\n", differences.back(),
                 differences[differences.size() / 2]);
-}
-
-TEST_P(TinyModel, EveryChunkingGivesTheSameBytes) {
-    const LoadedModel loaded = load(pack_of(the_case().gguf));
-    const std::vector<float> whole = prefill(loaded, kPositions);
-    ASSERT_FALSE(whole.empty());
-    for (const size_t chunk : {1, 3, 5, 16, 127, 128, 129}) {
-        expect_identical(whole, prefill(loaded, chunk), fmt::format("chunks of {}", chunk));
-    }
-}
-
-TEST_P(TinyModel, ThreadsCacheSizeAndBackendDoNotChangeABit) {
-    const Path& pack = pack_of(the_case().gguf);
-    const std::vector<float> whole = prefill(load(pack), kPositions);
-    ASSERT_FALSE(whole.empty());
-    LoadedModel all = load(pack);
-    const uint64_t slot = all.cache->stats().slot_bytes / all.cache->stats().slots;
-    const uint64_t floor = all.cache->stats().floor_slots;
-    for (const uint64_t slots : {floor, uint64_t{24}, uint64_t{48}}) {
-        for (const IoBackendKind io : {IoBackendKind::kAuto, IoBackendKind::kPread}) {
-            const LoadedModel loaded = load(pack, {.cache_bytes = slots * slot, .io = io});
-            EXPECT_EQ(loaded.cache->stats().slots, slots);
-            expect_identical(whole, prefill(loaded, 100), fmt::format("{} slots", slots));
-        }
-    }
-    for (const unsigned threads : {1u, 3u}) {
-        expect_identical(whole, prefill(load(pack, {.threads = threads}), 64),
-                         fmt::format("{} threads", threads));
-    }
 }
 
 TEST_P(TinyModel, ExpertsAndIndexerPicksAreTheOracles) {
