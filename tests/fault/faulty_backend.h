@@ -177,6 +177,12 @@ private:
         }
         const ssize_t got =
             ::pread(piece.fd, piece.buffer, bytes, static_cast<off_t>(piece.offset));
+        // Here, before the request's sink is told of the piece.
+        std::byte* const damaged = flight.request.buffer + flight.at;
+        if (flight.fault == Fault::kBadByte && got > 0 && damaged >= piece.buffer &&
+            damaged < piece.buffer + got) {
+            *damaged ^= std::byte{0x40};
+        }
         return got < 0 ? -errno : got;
     }
 
@@ -202,10 +208,7 @@ private:
             ++failed_;
         } else {
             ++delivered_whole_;
-            if (flight.fault == Fault::kBadByte) {
-                flight.request.buffer[flight.at] ^= std::byte{0x40};
-                ++damaged_;
-            }
+            if (flight.fault == Fault::kBadByte) ++damaged_;
         }
         completion.tag = flight.request.tag;
         flight.request.queue->push(std::move(completion));
