@@ -15,7 +15,7 @@ constexpr size_t kDemoVocab = 4096;
 
 class DemoModel : public testing::Test {
 protected:
-    static void SetUpTestSuite() { loaded_ = new LoadedModel(load(pack_of(kDemoModel))); }
+    static void SetUpTestSuite() { loaded_ = new LoadedModel(load(pack_of(kDemoDeepSeek4))); }
     static void TearDownTestSuite() {
         delete loaded_;
         loaded_ = nullptr;

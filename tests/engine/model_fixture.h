@@ -32,7 +32,7 @@ inline const Path kTinyDeepSeek4 =
 inline constexpr size_t kTinyVocab = 512;
 // The tiny model with 16 indexer heads instead of 4; written once per process.
 const Path& tiny_twin();
-inline const Path kDemoModel = Path(XP_MODELS) / "xp-demo.gguf";
+inline const Path kDemoDeepSeek4 = Path(XP_MODELS) / "xp-demo.gguf";
 
 // Tokens that no model expects, others for another salt.
 std::vector<TokenId> prompt(size_t n, uint64_t salt = 0, size_t vocab = kTinyVocab);

@@ -16,7 +16,7 @@ struct SameModel {
 };
 
 const Path& tiny() { return kTinyDeepSeek4; }
-const Path& demo() { return kDemoModel; }
+const Path& demo() { return kDemoDeepSeek4; }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 // Ten times slower, and the same code.
