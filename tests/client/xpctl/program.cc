@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -249,6 +250,18 @@ Outcome Program::wait() {
 
 Outcome run_xpctl(const std::vector<std::string>& arguments, const Streams& setup) {
     return Program(arguments, setup).wait();
+}
+
+Outcome run_limited(const std::string& limit, const std::string& socket,
+                    const std::string& arguments, const std::string& input) {
+    const std::string command = "( ulimit " + limit + "; exec " XPCTL_PROGRAM " --socket " +
+                                socket + " " + arguments + " ) 2>&1 < " + input;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (!pipe) return {};
+    std::string out(4096, '\0');
+    out.resize(std::fread(out.data(), 1, out.size(), pipe));
+    const int status = ::pclose(pipe);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 256, out, ""};
 }
 
 }  // namespace xp::test

@@ -76,5 +76,9 @@ private:
 };
 
 Outcome run_xpctl(const std::vector<std::string>& arguments, const Streams& setup);
+// In a shell under its limits, as in "-v 60000", with the file `input`; all that it writes is in
+// Outcome::out.
+Outcome run_limited(const std::string& limit, const std::string& socket,
+                    const std::string& arguments, const std::string& input);
 
 }  // namespace xp::test

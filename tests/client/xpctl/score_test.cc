@@ -8,7 +8,6 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
-#include <sys/wait.h>
 
 #include "client/xpctl/likelihood.h"
 #include "tests/client/xpctl/program.h"
@@ -329,19 +328,6 @@ TEST(PerplexityTest, files_that_are_no_text_or_not_there_are_named) {
     EXPECT_THAT(missing.err, HasSubstr("/nowhere/file: No such file"));
     EXPECT_THAT(run_xpctl({"perplexity", "/"}, {.socket = "/nowhere"}).err,
                 HasSubstr("cannot read /"));
-}
-
-// In a shell, under its limits; the text comes from `input`.
-Outcome run_limited(const std::string& limit, const std::string& socket,
-                    const std::string& arguments, const std::string& input) {
-    const std::string command = "( ulimit " + limit + "; exec " XPCTL_PROGRAM " --socket " +
-                                socket + " " + arguments + " ) 2>&1 < " + input;
-    FILE* pipe = ::popen(command.c_str(), "r");
-    if (!pipe) return {};
-    std::string out(4096, '\0');
-    out.resize(std::fread(out.data(), 1, out.size(), pipe));
-    const int status = ::pclose(pipe);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 256, out, ""};
 }
 
 // Address space from what does not load the program to what is enough.

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/client/xpctl/program.h"
@@ -108,15 +107,10 @@ TEST(UsageTest, without_memory_there_is_one_line_and_no_signal) {
          {std::pair{"", "xpctl: out of memory\n"},
           std::pair{"--json", "{\"error\":{\"code\":\"no_memory\",\"message\":\"out of memory\"}}"
                               "\n"}}) {
-        const std::string command = "ulimit -v 60000; " XPCTL_PROGRAM " generate --raw " +
-                                    std::string(option) + " - 2>&1 < " + input;
-        FILE* pipe = ::popen(command.c_str(), "r");
-        ASSERT_NE(pipe, nullptr);
-        std::string out(4096, '\0');
-        out.resize(std::fread(out.data(), 1, out.size(), pipe));
-        const int status = ::pclose(pipe);
-        EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : 256, 1);
-        EXPECT_EQ(out, line);
+        const Outcome outcome = run_limited(
+            "-v 60000", "/nowhere", "generate --raw " + std::string(option) + " -", input);
+        EXPECT_EQ(outcome.status, 1);
+        EXPECT_EQ(outcome.out, line);
     }
     std::remove(input.c_str());
 }
