@@ -15,6 +15,8 @@ struct SameModel {
     size_t positions;  // of a prompt: beyond the window and borders of compressors
 };
 
+void PrintTo(const SameModel& model, std::ostream* out) { *out << model.name; }
+
 const Path& tiny() { return kTinyDeepSeek4; }
 const Path& demo() { return kDemoDeepSeek4; }
 
