@@ -87,7 +87,8 @@ TEST_F(CudaSlots, BuffersAreFreeAgainWhenTheirReadsEnd) {
 // Thousands of reads and uses in random order, each use a copy out of the slot on the compute
 // stream: it must see the read before it, and no later or failed one.
 TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
-    constexpr uint64_t kBytes = 1 << 20;
+    constexpr uint64_t kBytes = 5 << 20;  // more than is copied at a time
+    constexpr uint64_t kPart = kBytes - (512 << 10);
     constexpr uint32_t kSlots = 6, kRounds = 3000;
     const auto memory = make(3, {{.stride = kBytes, .slots = kSlots}});
     const unsigned seed = std::random_device{}();
@@ -106,9 +107,10 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
                 // Fails when a part of it was copied already.
                 std::byte* buffer = memory->take_buffer(slot);
                 write(buffer, kBytes, UINT32_MAX);
-                memory->sink()->on_piece(buffer + kBytes / 2, kBytes / 2);
+                memory->sink()->on_piece(buffer + kPart / 2, kPart / 2);
+                memory->sink()->on_piece(buffer, kPart / 2);
                 memory->drop(slot);
-                dropped += kBytes / 2;
+                dropped += kPart;
             }
             content[slot] = round + 1;
             read(*memory, slot, kBytes, content[slot], random);
