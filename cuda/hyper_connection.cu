@@ -303,9 +303,11 @@ template <bool kHead, uint32_t kStreams>
 __global__ void __launch_bounds__(mix_threads(kStreams))
     mix_kernel(const DeviceHyperConnection args, bool aligned, float* y, float* post_comb) {
     constexpr uint32_t kThreads = mix_threads(kStreams);
-    __shared__ float sums[kMaxOutputs + 1];
-    __shared__ float parts[kThreads / kWarpSize];
-    __shared__ float weights[kMaxStreams];
+    // Aligned, since four are read at once: where they were not, that took in a neighbour's word
+    // while others wrote it, unused but a race all the same.
+    __shared__ alignas(16) float sums[kMaxOutputs + 1];
+    __shared__ alignas(16) float parts[kThreads / kWarpSize];
+    __shared__ alignas(16) float weights[kMaxStreams];
     const uint64_t row = blockIdx.x;
     const uint32_t n = kStreams == kUsualStreams ? kUsualStreams : args.streams;
     const uint32_t dim = args.dim;

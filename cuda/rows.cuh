@@ -29,7 +29,6 @@ template <uint32_t kThreads>
 __device__ float block_sum(float v, float* parts) {
     v = warp_sum(v);
     if (threadIdx.x % kWarpSize == 0) parts[threadIdx.x / kWarpSize] = v;
-    __syncwarp();
     __syncthreads();
     float sum = parts[0];
 #pragma unroll
