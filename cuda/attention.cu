@@ -79,8 +79,8 @@ __host__ __device__ inline const std::byte* key_at(const DeviceAttention& args,
 }
 
 // Puts a unit's keys into `tile`, [unit_keys][kQuads · 32] quads. Every lane finds one key's place;
-// a warp has kBatch keys on their way at once. How rows are stored is known before, so that the code
-// that runs is short.
+// a warp has kBatch keys on their way at once. How rows are stored is known before, so that the
+// code that runs is short.
 template <uint32_t kQuads, bool kHalf>
 __device__ void load_keys(const DeviceAttention& args, const std::byte* mine, uint32_t n_valid,
                           float4* tile) {

@@ -10,8 +10,8 @@ namespace xp::cuda {
 
 // A reader describes pieces of kElements elements: load() fetches the bytes of one into registers,
 // get4() gives elements 4·q .. 4·q + 3 without their scale, scale() the factor of the piece's sum.
-// Where there is a kUnit, get4() gives elements divided by it, and x is multiplied by it (a power of
-// two, so that products are what they are without).
+// Where there is a kUnit, get4() gives elements divided by it, and x is multiplied by it (a power
+// of two, so that products are what they are without).
 // kAligned readers load 16 bytes at once: rows and codes must be aligned to that.
 
 struct F32Reader {
