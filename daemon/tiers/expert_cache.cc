@@ -169,8 +169,10 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadB
     const SlotPlan& plan = plans.slots;
 
     std::vector<Impl::Layer> layers;
+    PolicyShape shape{.layers = {}, .top_k = options.top_k};
     uint32_t n_experts = 0;
     for (const PackLayer& layer : manifest.layers) {
+        shape.layers.push_back(layer.n_experts);
         const auto slot_class = std::find_if(
             plan.classes.begin(), plan.classes.end(),
             [&](const SlotClass& c) { return c.stride == layer.stride; });
@@ -178,9 +180,7 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Pack& pack, ReadB
                           static_cast<uint32_t>(slot_class - plan.classes.begin())});
         n_experts += layer.n_experts;
     }
-    XP_TRY(std::unique_ptr<CachePolicy> policy,
-           make_policy(options.policy, n_experts,
-                       static_cast<uint32_t>(plan.slots() + plans.ram.slots())));
+    XP_TRY(std::unique_ptr<CachePolicy> policy, make_policy(options.policy, shape));
 
     XP_CHECK(memory->allocate(plan.classes));
     if (plans.ram.slots() > 0) XP_CHECK(memory->allocate_ram(plans.ram.classes));

@@ -1,7 +1,8 @@
 #include "daemon/tiers/policy.h"
 
 #include <algorithm>
-#include <vector>
+#include <cmath>
+#include <numeric>
 
 #include "daemon/base/assert.h"
 
@@ -9,85 +10,129 @@ namespace xp {
 namespace {
 
 // When each expert was asked for last: a count of requests, 0 for never. Two requests never share
-// one, so only experts nobody ever asked for can tie, and then the smaller number goes.
-class Recency {
+// one, so only experts nobody ever asked for can tie.
+class LruPolicy final : public CachePolicy {
 public:
-    explicit Recency(uint32_t n_experts) : last_(n_experts) {}
-    void touch(ExpertNumber expert) { last_[expert] = ++clock_; }
-    bool older(ExpertNumber a, ExpertNumber b) const {
-        return last_[a] != last_[b] ? last_[a] < last_[b] : a < b;
-    }
-    uint64_t clock() const { return clock_; }
+    explicit LruPolicy(const PolicyShape& shape) : last_(shape.n_experts()) {}
+    const char* name() const override { return "lru"; }
+    void on_request(ExpertNumber expert) override { last_[expert] = ++clock_; }
+    double worth(ExpertNumber expert) const override { return static_cast<double>(last_[expert]); }
 
 private:
     std::vector<uint64_t> last_;
     uint64_t clock_ = 0;
 };
 
-template <class Less>
-size_t index_of_least(std::span<const ExpertNumber> candidates, Less less) {
-    XP_ASSERT(!candidates.empty());
-    size_t least = 0;
-    for (size_t i = 1; i < candidates.size(); ++i) {
-        if (less(candidates[i], candidates[least])) least = i;
-    }
-    return least;
-}
-
-class LruPolicy final : public CachePolicy {
+class UnagedLfuPolicy final : public CachePolicy {
 public:
-    explicit LruPolicy(uint32_t n_experts) : recency_(n_experts) {}
-    const char* name() const override { return "lru"; }
-    void on_request(ExpertNumber expert) override { recency_.touch(expert); }
-    size_t choose_victim(std::span<const ExpertNumber> candidates) override {
-        return index_of_least(candidates, [this](ExpertNumber a, ExpertNumber b) {
-            return recency_.older(a, b);
-        });
+    explicit UnagedLfuPolicy(const PolicyShape& shape)
+        : counts_(shape.n_experts()), last_(shape.n_experts()) {}
+    const char* name() const override { return "lfu-unaged"; }
+    void on_request(ExpertNumber expert) override {
+        if (counts_[expert] != UINT8_MAX) ++counts_[expert];
+        last_[expert] = ++clock_;
+    }
+    // Exact as long as there were fewer than 2^44 requests.
+    double worth(ExpertNumber expert) const override {
+        return std::ldexp(counts_[expert], 44) + static_cast<double>(last_[expert]);
     }
 
 private:
-    Recency recency_;
+    std::vector<uint8_t> counts_;
+    std::vector<uint64_t> last_;
+    uint64_t clock_ = 0;
 };
 
+// Instead of making all sums less at each request, the next request counts for more: all sums of a
+// half-life are off by the same factor, which worth() takes out.
 class LfuPolicy final : public CachePolicy {
 public:
-    LfuPolicy(uint32_t n_experts, uint32_t n_slots)
-        : recency_(n_experts),
-          counts_(n_experts),
-          period_(uint64_t{kLfuAgeingSlots} * std::max<uint32_t>(n_slots, 1)) {}
+    explicit LfuPolicy(const PolicyShape& shape)
+        : sums_(shape.n_experts()), slow_(kSlowHalfLife, shape), fast_(kFastHalfLife, shape) {
+        const auto n_layers = static_cast<uint32_t>(shape.layers.size());
+        for (uint32_t layer = 0; layer < n_layers; ++layer) {
+            layer_of_.insert(layer_of_.end(), shape.layers[layer], static_cast<uint16_t>(layer));
+            // The layer that asked last has to wait for all others.
+            per_wait_.push_back(1 / ((layer == 0 ? n_layers : layer) + n_layers / 2.0));
+        }
+    }
 
     const char* name() const override { return "lfu"; }
 
     void on_request(ExpertNumber expert) override {
-        recency_.touch(expert);
-        if (counts_[expert] != UINT32_MAX) ++counts_[expert];
-        if (recency_.clock() % period_ == 0) {
-            for (uint32_t& count : counts_) count /= 2;
-        }
+        sums_[expert].slow += slow_.next();
+        sums_[expert].fast += fast_.next();
+        layer_ = layer_of_[expert];
+        if (slow_.weight > kLargestWeight) scale(slow_, &Sums::slow);
+        if (fast_.weight > kLargestWeight) scale(fast_, &Sums::fast);
+        per_slow_ = 1 / (slow_.weight * kSlowHalfLife);
+        per_fast_ = kFastWeight / (fast_.weight * kFastHalfLife);
     }
 
-    size_t choose_victim(std::span<const ExpertNumber> candidates) override {
-        return index_of_least(candidates, [this](ExpertNumber a, ExpertNumber b) {
-            return counts_[a] != counts_[b] ? counts_[a] < counts_[b] : recency_.older(a, b);
-        });
+    double worth(ExpertNumber expert) const override {
+        const uint32_t layer = layer_of_[expert];
+        const auto n_layers = static_cast<uint32_t>(per_wait_.size());
+        const uint32_t ahead = layer - layer_ + (layer < layer_ ? n_layers : 0);
+        const Sums& sums = sums_[expert];
+        return (sums.slow * per_slow_ + sums.fast * per_fast_) * per_wait_[ahead];
     }
 
 private:
-    Recency recency_;
-    std::vector<uint32_t> counts_;
-    const uint64_t period_;  // requests between two halvings
+    // A power of two: dividing by it is exact. Reached once in more than a thousand tokens.
+    static constexpr double kLargestWeight = 0x1p500;
+
+    struct Sums {
+        double slow = 0, fast = 0;
+    };
+    struct Ageing {
+        Ageing(uint32_t half_life, const PolicyShape& shape)
+            : growth(std::exp2(1.0 / (uint64_t{half_life} * shape.requests_per_token()))) {}
+        double next() { return weight *= growth; }
+        double growth;
+        double weight = 1;  // of the last request
+    };
+    void scale(Ageing& ageing, double Sums::* sum) {
+        for (Sums& sums : sums_) sums.*sum /= kLargestWeight;
+        ageing.weight /= kLargestWeight;
+    }
+
+    std::vector<Sums> sums_;
+    std::vector<uint16_t> layer_of_;
+    std::vector<double> per_wait_;  // of a layer so many ahead of layer_
+    Ageing slow_, fast_;
+    double per_slow_ = 0, per_fast_ = 0;
+    uint32_t layer_ = 0;            // that asked last
 };
 
 }  // namespace
 
-Result<std::unique_ptr<CachePolicy>> make_policy(std::string_view name, uint32_t n_experts,
-                                                 uint32_t n_slots) {
-    if (name == "lfu") {
-        return std::unique_ptr<CachePolicy>(std::make_unique<LfuPolicy>(n_experts, n_slots));
+uint32_t PolicyShape::n_experts() const {
+    return std::accumulate(layers.begin(), layers.end(), 0u);
+}
+
+size_t choose_victim(const CachePolicy& policy, std::span<const ExpertNumber> candidates) {
+    XP_ASSERT(!candidates.empty());
+    size_t index = 0;
+    Victim least{policy.worth(candidates[0]), candidates[0]};
+    for (size_t i = 1; i < candidates.size(); ++i) {
+        const Victim other{policy.worth(candidates[i]), candidates[i]};
+        if (!(other < least)) continue;
+        least = other;
+        index = i;
     }
-    if (name == "lru") return std::unique_ptr<CachePolicy>(std::make_unique<LruPolicy>(n_experts));
+    return index;
+}
+
+Result<std::unique_ptr<CachePolicy>> make_policy(std::string_view name, const PolicyShape& shape) {
+    XP_ASSERT(shape.layers.size() <= UINT16_MAX);
+    std::unique_ptr<CachePolicy> policy;
+    if (name == "lfu") policy = std::make_unique<LfuPolicy>(shape);
+    if (name == "lru") policy = std::make_unique<LruPolicy>(shape);
+    if (name == "lfu-unaged") policy = std::make_unique<UnagedLfuPolicy>(shape);
+    if (policy) return policy;
     return make_error(ErrorCode::kInvalidArgument,
-                      "unknown cache policy \"{}\": \"lfu\" and \"lru\" are known", name);
+                      "unknown cache policy \"{}\": \"lfu\", \"lru\" and \"lfu-unaged\" are known",
+                      name);
 }
 
 }  // namespace xp

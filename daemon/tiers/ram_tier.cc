@@ -34,8 +34,7 @@ std::optional<SlotNumber> RamTier::keep(ExpertNumber victim, uint32_t slot_class
     Class& c = classes_[slot_class];
     c.held.push_back(victim);
     if (c.free.empty() || c.free.size() + c.taken <= c.spare) {
-        const size_t index = policy_.choose_victim(c.held);
-        XP_ASSERT(index < c.held.size());
+        const size_t index = choose_victim(policy_, c.held);
         const ExpertNumber out = std::exchange(c.held[index], c.held.back());
         c.held.pop_back();
         if (out == victim) return std::nullopt;

@@ -1,5 +1,7 @@
 #include "daemon/tiers/slot_table.h"
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "daemon/base/assert.h"
@@ -78,11 +80,10 @@ std::optional<SlotTable::TakenSlot> SlotTable::take_slot(Protection at_most) {
     }
     if (!collected_) collect_candidates();
     for (size_t degree = 0; degree <= static_cast<size_t>(at_most); ++degree) {
-        std::vector<ExpertNumber>& candidates = candidates_[degree];
+        std::vector<Victim>& candidates = candidates_[degree];
         if (candidates.empty()) continue;
-        const size_t index = policy_->choose_victim(candidates);
-        XP_ASSERT(index < candidates.size());
-        const ExpertNumber victim = std::exchange(candidates[index], candidates.back());
+        std::ranges::pop_heap(candidates, std::greater());
+        const ExpertNumber victim = candidates.back().expert;
         candidates.pop_back();
         const SlotNumber number = std::exchange(experts_[victim].slot, kNoSlot);
         slots_[number].state = State::kFree;
@@ -127,12 +128,12 @@ void SlotTable::end_reading(Slot& slot) {
 }
 
 // One pass over the slots of the class for a whole round of reads, and only when no slot is free;
-// then one pass over the candidates per victim. For the some
-// thousand slots of a large model that is far less than reading the expert for which one is made
-// free, so an ordered structure that every request must keep up is not worth it.
+// then each victim comes off a heap. For the some thousand slots of a large model that is far less
+// than reading the expert for which one is made free, so an ordered structure that every request,
+// pin and hint must keep up is not worth it.
 void SlotTable::collect_candidates() {
     collected_ = true;
-    for (std::vector<ExpertNumber>& candidates : candidates_) candidates.clear();
+    for (std::vector<Victim>& candidates : candidates_) candidates.clear();
     for (const ExpertNumber expert : round_own_) experts_[expert].own_in_round = round_;
     const ClassUse& use = classes_[round_class_];
     for (SlotNumber number = use.first; number < use.first + use.slots; ++number) {
@@ -140,7 +141,11 @@ void SlotTable::collect_candidates() {
         if (slot.state != State::kPublished || slot.pins != 0) continue;
         const Expert& expert = experts_[slot.expert];
         if (expert.own_in_round == round_) continue;
-        candidates_[static_cast<size_t>(protection(expert))].push_back(slot.expert);
+        candidates_[static_cast<size_t>(protection(expert))].push_back(
+            {policy_->worth(slot.expert), slot.expert});
+    }
+    for (std::vector<Victim>& candidates : candidates_) {
+        std::ranges::make_heap(candidates, std::greater());
     }
 }
 

@@ -108,7 +108,7 @@ private:
     uint32_t round_class_ = 0;
     std::span<const ExpertNumber> round_own_;
     bool collected_ = false;
-    std::array<std::vector<ExpertNumber>, 3> candidates_;  // by protection
+    std::array<std::vector<Victim>, 3> candidates_;  // heaps, by protection
 };
 
 }  // namespace xp

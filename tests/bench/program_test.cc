@@ -159,6 +159,29 @@ TEST_F(BenchProgram, MatvecTellsTheFractionOfMemorysBandwidthForEveryCommonType)
     EXPECT_THAT(run(arguments).err, HasSubstr("--type Q5_9"));
 }
 
+TEST_F(BenchProgram, ReplayComparesPoliciesOnTraces) {
+    const std::string trace = kTrace;
+    const ProgramOutcome outcome = run({"replay", trace, "--percent", "3", "--percent", "15",
+                                        "--policy", "lru", "--policy", "lfu", "--json"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    ASSERT_EQ(json.size(), 4u);
+    EXPECT_EQ(json[0]["policy"], "lru");
+    EXPECT_EQ(json[0]["slots"], 199);  // of 6,656
+    EXPECT_EQ(json[0]["requests"], 300 * 26 * 8);
+    EXPECT_EQ(json[0]["misses"], json[0]["requests"]);
+    EXPECT_GT(json[2]["hits"], 0.3);
+    EXPECT_EQ(json[3]["percent"], 15);
+    EXPECT_GT(json[3]["hits"], json[1]["hits"]);
+    EXPECT_THAT(run({"replay", trace, "--shape", "4:16:2", "--tokens", "20"}).out,
+                HasSubstr("4 layers of 16 experts, 2 a token, 20 tokens"));
+    for (const char* shape : {"4:16", "4:16:2:1", "4:16:17", "0:16:2", "a:b:c"}) {
+        const ProgramOutcome refused = run({"replay", trace, "--shape", shape});
+        EXPECT_EQ(refused.status, 2) << shape;
+        EXPECT_THAT(refused.err, HasSubstr(shape));
+    }
+}
+
 TEST_F(BenchProgram, WhatIsWrongIsToldInALine) {
     const std::tuple<std::vector<std::string>, int, const char*> cases[] = {
         {{"--cache", "0%"}, 2, "--cache 0%"},

@@ -11,9 +11,11 @@ using testing::HasSubstr;
 class RamCacheTest : public CacheFixture {
 protected:
     std::unique_ptr<ExpertCache> make_tiered(uint64_t slots, uint64_t ram_slots,
-                                             FakeDeviceOptions device = {}) {
+                                             FakeDeviceOptions device = {},
+                                             const char* policy = "lfu") {
         return make(pack_, backend_, slots,
-                    {.ram_bytes = ram_slots * pack_.stride(), .verify = VerifyMode::kRead},
+                    {.ram_bytes = ram_slots * pack_.stride(), .policy = policy,
+                     .verify = VerifyMode::kRead},
                     std::make_unique<FakeDeviceMemory>(5, device));
     }
     Result<std::unique_ptr<ExpertCache>> create(uint64_t bytes, uint64_t ram_bytes,
@@ -21,7 +23,8 @@ protected:
         return ExpertCache::create(pack_.pack(), backend_, std::move(memory),
                                    {.bytes = bytes, .ram_bytes = ram_bytes, .top_k = kTopK});
     }
-    // Twice, so that a first tier of the floor no longer has them all.
+    // Twice, so that a first tier of the floor no longer has them all; of an LRU cache, those of
+    // layer 0 are out.
     void use_pairs(ExpertCache& cache) {
         for (const uint32_t block : {0u, 1u, 3u}) {
             for (int i = 0; i < 2; ++i) use(cache, block, {0, 1});
@@ -30,7 +33,7 @@ protected:
 };
 
 TEST_F(RamCacheTest, WhatLeftItsSlotComesBackWithoutARead) {
-    const auto cache = make_tiered(kFloor, 8);
+    const auto cache = make_tiered(kFloor, 8, {}, "lru");
     use_pairs(*cache);
     const CacheStats before = cache->stats();
     EXPECT_EQ(before.evictions, 2u);
@@ -47,7 +50,7 @@ TEST_F(RamCacheTest, WhatLeftItsSlotComesBackWithoutARead) {
 }
 
 TEST_F(RamCacheTest, AHintBringsBackWhatIsInRam) {
-    const auto cache = make_tiered(kFloor + 1, 8);
+    const auto cache = make_tiered(kFloor + 1, 8, {}, "lru");
     use_pairs(*cache);
     const uint64_t submitted = backend_.submitted();
     const uint32_t hinted[] = {0};
@@ -60,7 +63,7 @@ TEST_F(RamCacheTest, AHintBringsBackWhatIsInRam) {
 }
 
 TEST_F(RamCacheTest, AVictimIsGivenUpWhenCopiesAreBehind) {
-    const auto cache = make_tiered(kFloor, 8, {.refused_saves = 1});
+    const auto cache = make_tiered(kFloor, 8, {.refused_saves = 1}, "lru");
     use_pairs(*cache);
     use(*cache, 0, {0, 1});
     EXPECT_EQ(cache->stats().saved_bytes, 0u);

@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kExperts = 40;
 
 std::unique_ptr<CachePolicy> make_lfu() {
-    Result<std::unique_ptr<CachePolicy>> policy = make_policy("lfu", kExperts, 1000);
+    auto policy = make_policy("lfu", {.layers = {kExperts}, .top_k = 8});
     EXPECT_TRUE(policy);
     return std::move(*policy);
 }

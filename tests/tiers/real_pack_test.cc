@@ -81,13 +81,6 @@ Trace read_trace(const Path& path) {
     return trace;
 }
 
-std::optional<Trace> shared_trace(const char* name) {
-    const char* shared = std::getenv("XP_SHARED");
-    const Path path = Path(shared != nullptr ? shared : XP_SHARED_DIR) / "traces" / name;
-    if (!std::filesystem::exists(path)) return std::nullopt;
-    return read_trace(path);
-}
-
 // As many small experts as the trace's model has.
 std::vector<TestLayer> layers_of(const Trace& trace, uint64_t n_experts) {
     std::vector<TestLayer> layers;
@@ -132,9 +125,7 @@ CacheStats replay(const Trace& trace, const TestPack& pack, double share, const 
 }
 
 TEST(ReplayTest, RecordedRoutingAddsUpUnderEitherPolicy) {
-    const std::optional<Trace> trace_or_none = shared_trace("olmoe-299.jsonl");
-    if (!trace_or_none) GTEST_SKIP() << "no traces here";
-    const Trace& trace = *trace_or_none;
+    const Trace trace = read_trace(Path(XP_TRACES) / "olmoe-299.jsonl");
     const TestPack pack(layers_of(trace, 64));
     for (const double share : {0.1, 0.2, 0.5}) {
         for (const char* policy : {"lfu", "lru"}) {
@@ -183,16 +174,31 @@ uint64_t reads_of_reference_policy(const Trace& trace, uint64_t n_experts, uint6
     return reads;
 }
 
+// Below what one token asks for (12.5 % of this model's experts) LRU finds nothing.
+TEST(ReplayTest, ACacheFarSmallerThanATokensWorkingSetStillHits) {
+    const Trace trace = read_trace(Path(XP_TRACES) / "olmoe-299.jsonl");
+    const TestPack pack(layers_of(trace, 64));
+    for (const double share : {0.01, 0.03, 0.05, 0.1}) {
+        const CacheStats lfu = replay(trace, pack, share, "lfu");
+        const uint64_t reference = reads_of_reference_policy(trace, 64, lfu.slots);
+        fmt::print("{:3.0f} %: {:.3f} of the reference's {} reads\n", 100 * share,
+                   static_cast<double>(lfu.misses) / static_cast<double>(reference), reference);
+        EXPECT_LT(lfu.misses, reference) << share;
+        EXPECT_EQ(replay(trace, pack, share, "lru").hits, 0u) << share;
+    }
+}
+
 TEST(ReplayTest, ARamTierOfTwoThirdsOfTheSlotsSavesAThirdOfTheReads) {
-    std::optional<Trace> trace = shared_trace("kimi-linear-48b-300.jsonl");
-    if (!trace) GTEST_SKIP() << "no traces here";
-    // Of its 26 layers, which give 0.909 and 0.643, some: most of the time goes into their pack.
-    for (auto& token : *trace) token.resize(8);
-    const TestPack pack(layers_of(*trace, 256));
-    const CacheStats plain = replay(*trace, pack, 0.15, "lfu");
-    const CacheStats tiered = replay(*trace, pack, 0.15, "lfu", 2.0 / 3);
+    Trace trace = read_trace(Path(XP_TRACES) / "kimi-linear-48b-300.jsonl");
+    // Of its 26 layers some: most of the time goes into their pack.
+    for (auto& token : trace) token.resize(8);
+    const TestPack pack(layers_of(trace, 256));
+    const CacheStats plain = replay(trace, pack, 0.15, "lfu");
+    const CacheStats tiered = replay(trace, pack, 0.15, "lfu", 2.0 / 3);
+    EXPECT_EQ(replay(trace, pack, 0.15, "lfu-unaged").misses,
+              reads_of_reference_policy(trace, 256, plain.slots));
     const auto reference =
-        static_cast<double>(reads_of_reference_policy(*trace, 256, plain.slots));
+        static_cast<double>(reads_of_reference_policy(trace, 256, plain.slots));
     const double with_ram = static_cast<double>(tiered.misses - tiered.ram_hits) / reference;
     const double without = static_cast<double>(plain.misses) / reference;
     fmt::print("of the reference's {} reads: {:.3f} without a RAM tier, {:.3f} with {} RAM slots "

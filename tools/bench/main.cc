@@ -9,6 +9,7 @@
 #include "tools/bench/bound.h"
 #include "tools/bench/decode.h"
 #include "tools/bench/matvec.h"
+#include "tools/bench/policies.h"
 #include "tools/common/program.h"
 
 namespace xp {
@@ -20,6 +21,8 @@ struct Command {
     DecodeOptions decode;
     BoundOptions bound;       // with a trace, and prefill
     MatvecOptions matvec;
+    PolicyBenchOptions policies;
+    std::string shape;        // of policies
     RigOptions rig;
     std::string cache = "0", ram = "0";
     std::string matrices = "384MiB";  // all of matvec's
@@ -42,7 +45,8 @@ void add_rig_options(CLI::App& app, Command& command) {
                    "Bytes of expert slots, as in 4GiB, or a share of all, as in 15%; 0: all");
     app.add_option("--ram", command.ram,
                    "The same of RAM slots behind a GPU's, which keep what those evict; 0: none");
-    app.add_option("--policy", command.rig.policy, "lfu or lru")->capture_default_str();
+    app.add_option("--policy", command.rig.policy, "lfu, lru or lfu-unaged")
+        ->capture_default_str();
     app.add_option("--context", command.rig.context, "Tokens of a sequence at most")
         ->capture_default_str();
     app.add_option("--io", command.io, "auto, io_uring or pread")
@@ -73,6 +77,26 @@ CLI::App* add_matvec(CLI::App& app, Command& command) {
     return matvec;
 }
 
+CLI::App* add_replay(CLI::App& app, Command& command) {
+    CLI::App* replay = app.add_subcommand(
+        "replay", "What cache policies hit on recorded routings, for caches of several sizes");
+    PolicyBenchOptions& options = command.policies;
+    replay->add_option("TRACE", options.traces, "Recordings (JSON lines)")->required();
+    replay->add_option("--policy", options.policies, "Which; may be repeated")
+        ->allow_extra_args(false)
+        ->capture_default_str();
+    replay->add_option("--percent", options.percents,
+                       "Slots, as a share of all experts; may be repeated")
+        ->allow_extra_args(false)
+        ->check(CLI::Range(0.01, 100.0))
+        ->capture_default_str();
+    replay->add_option("--shape", command.shape,
+                       "LAYERS:EXPERTS:TOPK of a model that the routings are mapped to");
+    add_count(*replay, "--tokens", options.tokens, "Of each; as many as were recorded");
+    replay->add_flag("--json", options.json, "JSON");
+    return replay;
+}
+
 Result<ExpertShare> read_share(const char* option, std::string_view text) {
     ExpertShare share;
     if (!text.ends_with('%')) {
@@ -95,13 +119,17 @@ Result<void> read_sizes(Command& command) {
     XP_TRY(command.rig.cache, read_share("--cache", command.cache));
     XP_TRY(command.rig.ram, read_share("--ram", command.ram));
     XP_TRY(command.matvec.bytes, parse_size(command.matrices));
+    if (!command.shape.empty()) {
+        XP_TRY(command.policies.shape, parse_routing_shape(command.shape));
+    }
     return {};
 }
 
-enum class Verb { kDecode, kPrefill, kMatvec };
+enum class Verb { kDecode, kPrefill, kMatvec, kReplay };
 
 Result<void> measure(const Command& command, Verb verb) {
     if (verb == Verb::kMatvec) return bench_matvec(command.matvec);
+    if (verb == Verb::kReplay) return bench_policies(command.policies);
     if (verb == Verb::kPrefill) return bench_prefill(command.bound);
     if (!command.bound.trace.empty()) return bench_decode_bound(command.bound);
     if (!command.bound.timeline.empty()) {
@@ -133,6 +161,7 @@ int run(int argc, char** argv) {
     prefill->add_option("--chunk", bound.chunk, "Tokens of a forward pass; 0: all at once");
     add_count(*prefill, "--samples", bound.samples, "How many prompts are timed");
     CLI::App* matvec = add_matvec(app, command);
+    CLI::App* replay = add_replay(app, command);
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
@@ -153,7 +182,10 @@ int run(int argc, char** argv) {
     command.matvec.backend = command.rig.backend;
     command.matvec.threads = command.rig.threads;
     command.matvec.json = bound.json;
-    const Verb verb = *prefill ? Verb::kPrefill : *matvec ? Verb::kMatvec : Verb::kDecode;
+    const Verb verb = *prefill ? Verb::kPrefill
+                      : *matvec ? Verb::kMatvec
+                      : *replay ? Verb::kReplay
+                                : Verb::kDecode;
     const Result<void> result = measure(command, verb);
     return result ? kExitOk : report_error(result.error());
 }
