@@ -69,9 +69,9 @@ public:
     void normed_matmuls(std::span<const Product> products, float* x, const float* weight,
                         float epsilon, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
-                        float* y) override;
+                        float* y, uint32_t x_group) override;
     void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
-                      float limit, float* y) override;
+                      const Activation& activation, float* y) override;
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override;
     void copy(const float* x, uint64_t n, float* y) override;

@@ -149,7 +149,7 @@ void CudaOperators::multiply(std::span<const Product> products, const float* x, 
         const Weight& first = products[i].w;
         if (done[i]) continue;
         if (!form(first)) {
-            matmul_grouped(first, 1, x, n_rows, products[i].y);
+            matmul_grouped(first, 1, x, n_rows, products[i].y, 0);
             continue;
         }
         MatmulArgs args = args_of(first, x);
@@ -176,7 +176,7 @@ void CudaOperators::multiply(std::span<const Product> products, const float* x, 
 }
 
 void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const float* x,
-                                   uint32_t n_rows, float* y) {
+                                   uint32_t n_rows, float* y, uint32_t x_group) {
     const bool known = form_of(stored, is_aligned(stored.data) && is_aligned(x)).has_value();
     const Weight w = known ? stored : unpacked(stored, unpacked_);
     if (error_) return;
@@ -186,7 +186,8 @@ void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const 
     args.late_weights = !known;
     args.alike = groups;
     args.x = x;
-    args.x_stride = uint64_t{groups} * w.cols;
+    if (x_group == 0) x_group = w.cols;
+    args.x_stride = uint64_t{groups} * x_group;
     args.aligned_base = is_aligned(w.data);
     std::vector<MatmulJob> jobs(groups);
     for (uint32_t g = 0; g < groups; ++g) {
@@ -196,18 +197,18 @@ void CudaOperators::matmul_grouped(const Weight& stored, uint32_t groups, const 
         job.y_stride = w.rows;
         job.rows = rows;
         job.n_columns = n_rows;
-        job.x_offset = uint64_t{g} * w.cols;
+        job.x_offset = uint64_t{g} * x_group;
     }
     matmul_jobs(args, w, jobs);
 }
 
 void CudaOperators::matmul_gated(const Weight& gate, const Weight& up, const float* x,
-                                 uint32_t n_rows, float limit, float* y) {
+                                 uint32_t n_rows, const Activation& activation, float* y) {
     MatmulArgs args;
     args.x = x;
     args.x_stride = gate.cols;
     args.gated = true;
-    args.limit = limit;
+    args.limit = activation.limit;
     args.aligned_base = is_aligned(gate.data) && is_aligned(up.data);
     MatmulJob job;
     job.weight = gate.data;
@@ -247,7 +248,7 @@ void CudaOperators::experts(const ExpertArgs& args) {
     in.x = args.x;
     in.x_stride = args.gate.cols;
     in.gated = true;
-    in.limit = args.limit;
+    in.limit = args.activation.limit;
     in.factors = args.weights;
     in.aligned_base = args.gate_offset % 16 == 0 && args.up_offset % 16 == 0;
     MatmulArgs out;

@@ -52,14 +52,14 @@ public:
               [&] { ops_->normed_matmuls(products, x, weight, epsilon, n_rows); });
     }
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
-                        float* y) override {
+                        float* y, uint32_t x_group) override {
         timed("grouped " + matrix_name(w), matrix_bytes(w),
-              [&] { ops_->matmul_grouped(w, groups, x, n_rows, y); });
+              [&] { ops_->matmul_grouped(w, groups, x, n_rows, y, x_group); });
     }
     void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
-                      float limit, float* y) override {
+                      const Activation& activation, float* y) override {
         timed("gated " + matrix_name(gate), matrix_bytes(gate) + matrix_bytes(up),
-              [&] { ops_->matmul_gated(gate, up, x, n_rows, limit, y); });
+              [&] { ops_->matmul_gated(gate, up, x, n_rows, activation, y); });
     }
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override {

@@ -193,6 +193,17 @@ struct HyperConnectionArgs {
     uint32_t iterations = 0;             // Sinkhorn normalisations
 };
 
+// What becomes of g = gate·x and u = up·x in a gated feed-forward part, by element:
+//   kSwiGlu: silu(min(g, limit)) · clamp(u, ±limit)
+//   kSiTu:   beta·tanh(g / beta)·σ(g) · linear_beta·tanh(u / linear_beta)   (Kimi-K3)
+// σ of the uncapped g; both in float32.
+struct Activation {
+    enum class Kind : uint8_t { kSwiGlu, kSiTu };
+    Kind kind = Kind::kSwiGlu;
+    float limit = 0;
+    float beta = 0, linear_beta = 0;
+};
+
 // One routed expert's share of a batch.
 struct ExpertWork {
     const std::byte* object = nullptr;   // in a cache slot
@@ -201,20 +212,27 @@ struct ExpertWork {
     std::span<const uint32_t> choices;   // its place among the row's, see ExpertArgs::weights
 };
 
-// out[row][slot] = down · (silu(min(gate·x, limit)) · clamp(up·x, ±limit) · weight)
+// out[row][slot] = down · (activation(gate·x, up·x) · weight), or, where outputs are weighed,
+// weight · (down · activation(gate·x, up·x)): one product in float32 after the sum.
 struct ExpertArgs {
     Weight gate, up, down;               // data: offsets are added to each object
     uint64_t gate_offset = 0, up_offset = 0, down_offset = 0;
     const float* x = nullptr;            // [n_rows][gate.cols]
     const float* weights = nullptr;      // [n_rows][n_slots], of route()
-    float limit = 0;
+    Activation activation;
+    bool weigh_outputs = false;
     uint32_t n_slots = 0;                // per row: top_k
     std::span<const ExpertWork> experts;
     float* out = nullptr;                // [n_rows][n_slots][down.rows]
 };
 
-// Score of an expert: sqrt(softplus(logit)); its weight is its score over those of all chosen ones.
+enum class RouterScore : uint8_t { kSqrtSoftplus, kSigmoid };
+
+// Score of an expert: sqrt(softplus(logit)) or σ(logit). Its weight is its score, divided when
+// normalised by the sum of those of all chosen ones in their order: by max(sum, 1e-20), of
+// sigmoids by sum + 1e-20.
 struct RouteArgs {
+    RouterScore score = RouterScore::kSqrtSoftplus;
     const float* logits = nullptr;       // [n_rows][n_experts]
     const float* bias = nullptr;         // [n_experts], for the choice only; may be null
     // [n_rows][top_k] fixed choices (hash routing) instead of the highest scores; may be null
@@ -224,6 +242,119 @@ struct RouteArgs {
     uint32_t n_experts = 0;
     uint32_t top_k = 0;
     float* weights = nullptr;            // [n_rows][top_k], in the order of the choices
+};
+
+// One input of short_conv().
+struct ConvInput {
+    float* x = nullptr;                  // [n_rows][channels], in place
+    const float* weight = nullptr;       // [channels][taps], the last tap for the row itself
+};
+
+struct ConvSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    float* history = nullptr;            // [inputs][taps − 1][channels], oldest first; zeros first
+};
+
+// Causal convolution of every channel with itself, then SiLU:
+//   y_t = silu(Σ_j weight[j]·x_{t − taps + 1 + j}),  j ascending, products and sums rounded each;
+// rows before a segment's first are its history, which becomes the segment's last taps − 1 inputs
+// (the inputs themselves: neither convolved nor activated).
+struct ShortConvArgs {
+    std::span<const ConvInput> inputs;
+    uint32_t channels = 0;
+    uint32_t taps = 0;
+    std::span<const ConvSegment> segments;
+};
+
+struct DeltaSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    float* state = nullptr;              // [n_heads][dim of keys][dim of values]; zeros first
+};
+
+// Kimi Delta Attention: per head a matrix S that every row decays by channel of the key, corrects
+// towards its value, and reads. Rows of a segment one after the other; of one row and head,
+//   q = query / sqrt(Σ query² + 1e-6) · dim^−½,  k = key / sqrt(Σ key² + 1e-6)
+//   z_e = gate_e + gate_bias_e;  g_e = lower_bound·σ(decay·z_e), or where lower_bound is 0
+//   g_e = −decay·softplus(z_e) with softplus(z) = max(z, 0) + log1p(exp(−|z|)); a_e = exp(g_e)
+//   S_ec ← a_e·S_ec;  r_c = Σ_e k_e·S_ec;  d_c = σ(beta)·(v_c − r_c)
+//   S_ec ← S_ec + k_e·d_c;  o_c = Σ_e q_e·S_ec            (of the S that was written)
+//   out_c = o_c / sqrt(mean(o²) + epsilon) · norm_c · σ(out_gate_c)
+// Sums over e that make r and o are in ascending e from 0, one fused multiply-add each; sums of
+// squares are those of rms_norm(). There is no form for chunks: a row's result depends on the
+// rows before it alone, not on the calls they came in. A device keeps S in registers for a segment.
+struct DeltaAttentionArgs {
+    const float* q = nullptr;            // [n_rows][n_heads][dim], like all of them
+    const float* k = nullptr;
+    const float* v = nullptr;
+    const float* gate = nullptr;
+    const float* gate_bias = nullptr;    // [n_heads][dim]
+    const float* decay = nullptr;        // [n_heads], positive
+    float lower_bound = 0;               // of g; negative, or 0
+    const float* beta = nullptr;         // [n_rows][n_heads], before σ
+    const float* out_gate = nullptr;     // before σ
+    const float* norm = nullptr;         // [dim]
+    float epsilon = 0;
+    uint32_t n_heads = 0;
+    uint32_t dim = 0;
+    std::span<const DeltaSegment> segments;
+    float* out = nullptr;
+};
+
+struct LatentSegment {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint64_t position = 0;               // of first_row
+    std::byte* rows = nullptr;           // [context][latent + tail], those before `position` there
+};
+
+// Attention over one latent row per position, without positions (multi-head latent attention in
+// its absorbed form). First every row of the batch is put into its sequence's rows at its position:
+//   (kv[0 .. latent) / sqrt(mean of their squares + epsilon) · norm, kv[latent ..] as it is);
+// then, of a row at position p and every head, over positions s = 0 .. p ascending,
+//   w_s = (q_latent·row_s[0 .. latent) + q_tail·row_s[latent ..])·scale,
+//   out = Σ_s softmax(w)_s · row_s[0 .. latent)
+// of the rows as stored. The two dots are sums of their own; exp(w_s − max) are added in ascending
+// s, and each is divided by that sum before it weighs its row. A device may cut positions into
+// pieces of a fixed size and merge them in order.
+struct LatentAttentionArgs {
+    const float* q_latent = nullptr;     // [n_rows][n_heads][latent]
+    const float* q = nullptr;            // [n_rows][n_heads][q_dim], the last `tail` are q_tail
+    const float* kv = nullptr;           // [n_rows][latent + tail], before the norm
+    const float* norm = nullptr;         // [latent]
+    float epsilon = 0;
+    KvType kv_type = KvType::kF32;       // of the segments' rows
+    uint32_t n_heads = 0;
+    uint32_t latent = 0;
+    uint32_t tail = 0;
+    uint32_t q_dim = 0;
+    float scale = 1;
+    std::span<const LatentSegment> segments;
+    float* out = nullptr;                // [n_rows][n_heads][latent]
+};
+
+// Attention residuals (Kimi-K3): a row has a stream P, and a bank of what P was at the ends of
+// earlier blocks. Of one row, in this order:
+//   P ← P + given, or `given` alone on restart, where given = given[0] + given[1];
+//   v_1 .. v_n the bank, v_{n+1} = P:  w_r = (score·v_r) / sqrt(mean(v_r²) + epsilon),
+//   h = Σ_r softmax(w)_r · v_r,  y = h / sqrt(mean(h²) + epsilon) · norm;
+//   where `keep`, P becomes bank row n.
+// Softmax and h take rows in ascending r, with products and sums rounded each; dots are those of
+// rms_norm().
+struct ResidualMixArgs {
+    float* stream = nullptr;             // [n_rows][dim]
+    float* bank = nullptr;               // [n_rows][bank_rows][dim], the first n_banked in use
+    uint32_t bank_rows = 0;
+    uint32_t n_banked = 0;               // with none, h is the stream
+    const float* given[2] = {};          // [n_rows][dim]; null: nothing
+    bool restart = false;
+    bool keep = false;
+    const float* score = nullptr;        // [dim]
+    const float* norm = nullptr;         // [dim]
+    float epsilon = 0;
+    uint32_t dim = 0;
+    float* y = nullptr;                  // [n_rows][dim]; null: the stream alone is of interest
 };
 
 // What work of a device costs the host, since the backend was opened.
@@ -269,12 +400,13 @@ public:
         rms_norm(x, weight, epsilon, n_rows, products[0].w.cols, x);
         matmuls(products, x, n_rows);
     }
-    // Block-diagonal: output rows of group g see inputs [g·cols, (g+1)·cols) only.
+    // Block-diagonal: output rows of group g see inputs [g·x_group, g·x_group + cols) only, of rows
+    // of groups·x_group; x_group 0: cols.
     virtual void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
-                                float* y) = 0;
-    // y = silu(min(gate·x, limit)) · clamp(up·x, ±limit)
+                                float* y, uint32_t x_group = 0) = 0;
+    // y = activation(gate·x, up·x)
     virtual void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
-                              float limit, float* y) = 0;
+                              const Activation& activation, float* y) = 0;
     // y = x / sqrt(mean(x²) + epsilon), times weight if not null. In place allowed.
     virtual void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows,
                           uint32_t dim, float* y) = 0;
@@ -295,6 +427,20 @@ public:
                         float* y, float* post_comb) = 0;
     virtual void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) = 0;
 
+    // ---- linear and latent attention, attention residuals (Kimi-K3) ---------------------------
+    // Whether this section is there, and SiTU, sigmoid scores and weighed outputs of experts. A
+    // model that needs them is refused where they are not.
+    virtual bool has_kimi_k3() const { return false; }
+    virtual void short_conv(const ShortConvArgs&) { not_there(); }
+    virtual void delta_attention(const DeltaAttentionArgs&) { not_there(); }
+    virtual void latent_attention(const LatentAttentionArgs&) { not_there(); }
+    virtual void residual_mix(const ResidualMixArgs&, uint32_t /*n_rows*/) { not_there(); }
+    // x_i ← x_i·σ(gate_i), i < n
+    virtual void sigmoid_gate(const float* /*gate*/, uint64_t /*n*/, float* /*x*/) { not_there(); }
+    // y[row] = Σ_slot parts[row][slot], ascending: what experts() gave.
+    virtual void sum_slots(const float* /*parts [n_rows][n_slots][dim]*/, uint32_t /*n_rows*/,
+                           uint32_t /*n_slots*/, uint32_t /*dim*/, float* /*y*/) { not_there(); }
+
     // ---- mixture of experts -------------------------------------------------------------------
     virtual void route(const RouteArgs& args, uint32_t n_rows) = 0;
     // The choices of the last route(), [n_rows][top_k] each, in the router's order (highest first,
@@ -304,6 +450,9 @@ public:
     // waits.
     virtual bool runs_behind() const = 0;
     virtual void experts(const ExpertArgs& args) = 0;
+
+private:
+    static void not_there() { XP_ASSERT(!"an operator that this backend does not have"); }
 };
 
 // `threads` 0: one per hardware thread. kUnsupported on processors without AVX2, FMA and F16C.

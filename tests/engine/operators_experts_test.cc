@@ -202,7 +202,7 @@ protected:
                            .down = set[0].down.shape, .gate_offset = 0,
                            .up_offset = set[0].up_offset, .down_offset = set[0].down_offset,
                            .x = x_device.data(), .weights = weights_device.data(),
-                           .limit = limit, .n_slots = n_slots,
+                           .activation = {.limit = limit}, .n_slots = n_slots,
                            .experts = std::span(works).subspan(
                                first, std::min(group, works.size() - first)),
                            .out = out_device.data()});

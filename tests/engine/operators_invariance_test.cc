@@ -100,7 +100,7 @@ TEST_P(OperatorsInvariance, OfGatedMatmul) {
     expect_rows_alike(normal(kWhole * cols), [&](const std::vector<float>& x, uint32_t n) {
         const auto x_device = device(x), y = poisoned(n * rows);
         ops_->matmul_gated(gate.at(gate_device.data()), up.at(up_device.data()), x_device.data(),
-                           n, 7, y.data());
+                           n, {.limit = 7}, y.data());
         return y.host();
     });
 }
@@ -205,7 +205,7 @@ TEST_P(OperatorsInvariance, OfExperts) {
                 ops_->experts({.gate = half, .up = half, .down = down.shape, .gate_offset = 0,
                                .up_offset = gate.stored.size() / 2,
                                .down_offset = gate.stored.size(), .x = x_device.data(),
-                               .weights = weights.data(), .limit = 7, .n_slots = 2,
+                               .weights = weights.data(), .activation = {.limit = 7}, .n_slots = 2,
                                .experts = works, .out = out.data()});
                 const auto slots = out.host();
                 std::vector<float> first;

@@ -200,7 +200,8 @@ TEST_P(OperatorUsualTypes, GatedProductsAreActivatedAndClamped) {
                 const auto limit = static_cast<float>(largest / 3);
                 const auto x_device = device(x), y_device = poisoned(n * rows);
                 ops_->matmul_gated(gate.at(gate_device.data()), up.at(up_device.data()),
-                                   x_device.data(), n, limit, y_device.data());
+                                   x_device.data(), n, {.limit = limit},
+                                   y_device.data());
                 const auto y = y_device.host();
                 for (uint32_t c = 0; c < n; ++c) {
                     for (uint32_t r = c % 3; r < rows; r += 3) {
@@ -264,7 +265,8 @@ TEST_P(OperatorTypes, EmbeddingAndExpertsOfMixedTypes) {
         ops_->experts({.gate = gate.shape, .up = up.shape, .down = down.shape,
                        .gate_offset = offsets[0], .up_offset = offsets[1],
                        .down_offset = offsets[2], .x = x_device.data(),
-                       .weights = weights_device.data(), .limit = limit, .n_slots = 1,
+                       .weights = weights_device.data(),
+                       .activation = {.limit = limit}, .n_slots = 1,
                        .experts = {&work, 1}, .out = out_device.data()});
         const std::vector<float> out = out_device.host();
         // All outputs of one row cost too much for each of many; these differ from row to row.

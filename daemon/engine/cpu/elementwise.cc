@@ -1,5 +1,5 @@
 // Everything that is neither a matrix product nor attention: embeddings, norms, activations, rotary
-// positions, hyper-connections.
+// positions, hyper-connections, attention residuals.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,22 +9,6 @@
 
 namespace xp {
 namespace {
-
-float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-
-// 1 / sqrt(mean(x²) + epsilon)
-float rms_factor(const CpuKernels& kernels, const float* x, uint64_t n, float epsilon) {
-    return 1 / std::sqrt(kernels.dot(x, x, n) / static_cast<float>(n) + epsilon);
-}
-
-// y = x · rms_factor(x), times weight if not null.
-void norm_row(const CpuKernels& kernels, const float* x, const float* weight, float epsilon,
-              uint32_t dim, float* y) {
-    const float factor = rms_factor(kernels, x, dim, epsilon);
-    for (uint32_t d = 0; d < dim; ++d) {
-        y[d] = weight != nullptr ? x[d] * factor * weight[d] : x[d] * factor;
-    }
-}
 
 constexpr uint32_t kMaxStreams = 8;
 
@@ -67,6 +51,14 @@ void mix_streams(const float* state, const float* weights, uint32_t streams, uin
 }
 
 }  // namespace
+
+void norm_row(const CpuKernels& kernels, const float* x, const float* weight, float epsilon,
+              uint32_t dim, float* y) {
+    const float factor = rms_factor(kernels, x, dim, epsilon);
+    for (uint32_t d = 0; d < dim; ++d) {
+        y[d] = weight != nullptr ? x[d] * factor * weight[d] : x[d] * factor;
+    }
+}
 
 void turn(float* v, const float* cos_sin, uint32_t rope_dims, bool back) {
     for (uint32_t i = 0; i < rope_dims; i += 2) {
@@ -215,6 +207,68 @@ void CpuOperators::hc_head(const HyperConnectionArgs& args, uint32_t n_rows, flo
             float* to = y + row * args.dim;
             mix_streams(state, weights.data(), n, args.dim, to);
             norm_row(kernels_, to, args.norm, args.norm_epsilon, args.dim, to);
+        }
+    });
+}
+
+void CpuOperators::residual_mix(const ResidualMixArgs& args, uint32_t n_rows) {
+    const uint32_t dim = args.dim;
+    const uint64_t cost = (3 * uint64_t{args.n_banked} + 6) * dim;
+    for_ranges(n_rows, cost, [&](uint64_t begin, uint64_t end) {
+        std::vector<float> weights(args.n_banked + 1);
+        for (uint64_t row = begin; row < end; ++row) {
+            float* const stream = args.stream + row * dim;
+            float* const bank = args.bank + row * args.bank_rows * dim;
+            if (args.given[0] != nullptr) {
+                const float* const first = args.given[0] + row * dim;
+                const float* const second =
+                    args.given[1] != nullptr ? args.given[1] + row * dim : nullptr;
+                for (uint32_t d = 0; d < dim; ++d) {
+                    const float given = second != nullptr ? first[d] + second[d] : first[d];
+                    stream[d] = args.restart ? given : stream[d] + given;
+                }
+            }
+            if (args.y != nullptr) {
+                const auto source = [&](uint32_t r) {
+                    return r < args.n_banked ? bank + uint64_t{r} * dim : stream;
+                };
+                for (uint32_t r = 0; r <= args.n_banked; ++r) {
+                    weights[r] = kernels_.dot(args.score, source(r), dim) *
+                                 rms_factor(kernels_, source(r), dim, args.epsilon);
+                }
+                const float max = *std::max_element(weights.begin(), weights.end());
+                float sum = 0;
+                for (float& weight : weights) sum += weight = std::exp(weight - max);
+                for (float& weight : weights) weight /= sum;
+                float* const y = args.y + row * dim;
+                for (uint32_t d = 0; d < dim; ++d) y[d] = weights[0] * source(0)[d];
+                for (uint32_t r = 1; r <= args.n_banked; ++r) {
+                    const float* const v = source(r);
+                    for (uint32_t d = 0; d < dim; ++d) y[d] += weights[r] * v[d];
+                }
+                norm_row(kernels_, y, args.norm, args.epsilon, dim, y);
+            }
+            if (args.keep) std::copy_n(stream, dim, bank + uint64_t{args.n_banked} * dim);
+        }
+    });
+}
+
+void CpuOperators::sigmoid_gate(const float* gate, uint64_t n, float* x) {
+    for_ranges(n, 16, [&](uint64_t begin, uint64_t end) {
+        for (uint64_t i = begin; i < end; ++i) x[i] *= sigmoid(gate[i]);
+    });
+}
+
+void CpuOperators::sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
+                             float* y) {
+    for_ranges(n_rows, uint64_t{n_slots} * dim, [&](uint64_t begin, uint64_t end) {
+        for (uint64_t row = begin; row < end; ++row) {
+            const float* part = parts + row * n_slots * dim;
+            float* const sum = y + row * dim;
+            std::copy_n(part, dim, sum);
+            for (uint32_t s = 1; s < n_slots; ++s) {
+                for (uint32_t d = 0; d < dim; ++d) sum[d] += part[uint64_t{s} * dim + d];
+            }
         }
     });
 }

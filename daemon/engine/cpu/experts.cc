@@ -22,13 +22,15 @@ constexpr float kMinScoreSum = 1e-20f;
 void CpuOperators::route(const RouteArgs& args, uint32_t n_rows) {
     routed_ids_.resize(uint64_t{n_rows} * args.top_k);
     routed_weights_ = args.weights;
+    const bool sigmoids = args.score == RouterScore::kSigmoid;
     for_ranges(n_rows, uint64_t{args.n_experts} * 32, [&](uint64_t begin, uint64_t end) {
         std::vector<float> scores(args.n_experts);
         std::vector<float> choice(args.n_experts);
         std::vector<uint32_t> order(args.n_experts);
         for (uint64_t row = begin; row < end; ++row) {
             std::transform(args.logits + row * args.n_experts,
-                           args.logits + (row + 1) * args.n_experts, scores.begin(), sqrt_softplus);
+                           args.logits + (row + 1) * args.n_experts, scores.begin(),
+                           sigmoids ? sigmoid : sqrt_softplus);
             uint32_t* ids = routed_ids_.data() + row * args.top_k;
             float* weights = args.weights + row * args.top_k;
             if (args.host_fixed != nullptr) {
@@ -48,8 +50,8 @@ void CpuOperators::route(const RouteArgs& args, uint32_t n_rows) {
             }
             float sum = 0;
             for (uint32_t j = 0; j < args.top_k; ++j) sum += weights[j] = scores[ids[j]];
-            const float factor =
-                args.normalise ? args.scale / std::max(sum, kMinScoreSum) : args.scale;
+            const float divisor = sigmoids ? sum + kMinScoreSum : std::max(sum, kMinScoreSum);
+            const float factor = args.normalise ? args.scale / divisor : args.scale;
             for (uint32_t j = 0; j < args.top_k; ++j) weights[j] *= factor;
         }
     });
@@ -98,6 +100,10 @@ void CpuOperators::experts(const ExpertArgs& args) {
         }
         return tasks;
     };
+    // Of the i-th row of an expert.
+    const auto factor_of = [&](const ExpertWork& work, uint32_t i) {
+        return args.weights[uint64_t{work.rows[i]} * args.n_slots + work.choices[i]];
+    };
     const auto weight_of = [](const Weight& shape, const std::byte* object, uint64_t offset) {
         Weight w = shape;
         w.data = object + offset;
@@ -122,11 +128,10 @@ void CpuOperators::experts(const ExpertArgs& args) {
         matmul_rows(weight_of(args.up, work.object, args.up_offset), task.begin, task.end, x, in,
                         n, ups + base, mid);
         for (uint32_t i = 0; i < n; ++i) {
-            const float weight =
-                args.weights[uint64_t{work.rows[i]} * args.n_slots + work.choices[i]];
+            const float weight = args.weigh_outputs ? 1.0f : factor_of(work, i);
             for (uint64_t k = base + uint64_t{i} * mid + task.begin;
                  k < base + uint64_t{i} * mid + task.end; ++k) {
-                mids[k] = gated(gates[k], ups[k], args.limit) * weight;
+                mids[k] = gated(gates[k], ups[k], args.activation) * weight;
             }
         }
     });
@@ -140,8 +145,10 @@ void CpuOperators::experts(const ExpertArgs& args) {
                         mids + first[task.expert] * mid, mid, n, y, out);
         for (uint32_t i = 0; i < n; ++i) {
             float* slot = args.out + (uint64_t{work.rows[i]} * args.n_slots + work.slots[i]) * out;
-            std::copy(y + uint64_t{i} * out + task.begin, y + uint64_t{i} * out + task.end,
-                      slot + task.begin);
+            const float weight = args.weigh_outputs ? factor_of(work, i) : 1.0f;
+            for (uint32_t d = task.begin; d < task.end; ++d) {
+                slot[d] = y[uint64_t{i} * out + d] * weight;
+            }
         }
     });
 }

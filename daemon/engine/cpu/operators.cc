@@ -77,26 +77,27 @@ void CpuOperators::matmuls(std::span<const Product> products, const float* x, ui
 }
 
 void CpuOperators::matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
-                                  float* y) {
+                                  float* y, uint32_t x_group) {
     const uint32_t rows_per_group = w.rows / groups;
-    const uint64_t x_stride = uint64_t{groups} * w.cols;
+    if (x_group == 0) x_group = w.cols;
+    const uint64_t x_stride = uint64_t{groups} * x_group;
     for_ranges(w.rows, uint64_t{w.cols} * n_rows, [&](uint64_t begin, uint64_t end) {
         for (uint64_t r = begin; r < end;) {
             const uint64_t group = r / rows_per_group;
             const uint64_t stop = std::min<uint64_t>(end, (group + 1) * rows_per_group);
-            matmul_rows(w, r, stop, x + group * w.cols, x_stride, n_rows, y, w.rows);
+            matmul_rows(w, r, stop, x + group * x_group, x_stride, n_rows, y, w.rows);
             r = stop;
         }
     });
 }
 
 void CpuOperators::matmul_gated(const Weight& gate, const Weight& up, const float* x,
-                                uint32_t n_rows, float limit, float* y) {
+                                uint32_t n_rows, const Activation& activation, float* y) {
     up_.resize(uint64_t{n_rows} * up.rows);
     const Product products[] = {{gate, y}, {up, up_.data()}};
     matmuls(products, x, n_rows);
     for_ranges(up_.size(), 16, [&](uint64_t begin, uint64_t end) {
-        for (uint64_t i = begin; i < end; ++i) y[i] = gated(y[i], up_[i], limit);
+        for (uint64_t i = begin; i < end; ++i) y[i] = gated(y[i], up_[i], activation);
     });
 }
 

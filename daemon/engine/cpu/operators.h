@@ -33,9 +33,9 @@ public:
                float* state) override;
     void matmuls(std::span<const Product> products, const float* x, uint32_t n_rows) override;
     void matmul_grouped(const Weight& w, uint32_t groups, const float* x, uint32_t n_rows,
-                        float* y) override;
+                        float* y, uint32_t x_group) override;
     void matmul_gated(const Weight& gate, const Weight& up, const float* x, uint32_t n_rows,
-                      float limit, float* y) override;
+                      const Activation& activation, float* y) override;
     void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n_rows, uint32_t dim,
                   float* y) override;
     void copy(const float* x, uint64_t n, float* y) override;
@@ -50,6 +50,15 @@ public:
     void hc_pre(const HyperConnectionArgs& args, const HcUpdate* update, uint32_t n_rows, float* y,
                 float* post_comb) override;
     void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
+
+    bool has_kimi_k3() const override { return true; }
+    void short_conv(const ShortConvArgs& args) override;
+    void delta_attention(const DeltaAttentionArgs& args) override;
+    void latent_attention(const LatentAttentionArgs& args) override;
+    void residual_mix(const ResidualMixArgs& args, uint32_t n_rows) override;
+    void sigmoid_gate(const float* gate, uint64_t n, float* x) override;
+    void sum_slots(const float* parts, uint32_t n_rows, uint32_t n_slots, uint32_t dim,
+                   float* y) override;
 
     void route(const RouteArgs& args, uint32_t n_rows) override;
     void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override;
@@ -93,11 +102,25 @@ inline const float* stored_row(const CpuKernels& kernels, const std::byte* rows,
     return scratch;
 }
 
-// silu(min(gate, limit)) · clamp(up, ±limit)
-inline float gated(float gate, float up, float limit) {
-    const float g = std::min(gate, limit);
-    return g / (1 + std::exp(-g)) * std::clamp(up, -limit, limit);
+inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+inline float gated(float gate, float up, const Activation& a) {
+    if (a.kind == Activation::Kind::kSiTu) {
+        return a.beta * std::tanh(gate / a.beta) * sigmoid(gate) *
+               (a.linear_beta * std::tanh(up / a.linear_beta));
+    }
+    const float g = std::min(gate, a.limit);
+    return g / (1 + std::exp(-g)) * std::clamp(up, -a.limit, a.limit);
 }
+
+// 1 / sqrt(mean(x²) + epsilon)
+inline float rms_factor(const CpuKernels& kernels, const float* x, uint64_t n, float epsilon) {
+    return 1 / std::sqrt(kernels.dot(x, x, n) / static_cast<float>(n) + epsilon);
+}
+
+// y = x · rms_factor(x), times weight if not null.
+void norm_row(const CpuKernels& kernels, const float* x, const float* weight, float epsilon,
+              uint32_t dim, float* y);
 
 // Turns adjacent pairs, or turns them back.
 void turn(float* v, const float* cos_sin, uint32_t rope_dims, bool back);

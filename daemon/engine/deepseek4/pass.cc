@@ -325,8 +325,8 @@ void DeepSeek4Pass::acquire_experts() {
 void DeepSeek4Pass::shared_expert() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
-    ops_.matmul_gated(l.shared_gate, l.shared_up, work_->x, n_rows(), c.clamp_shared[layer_],
-                      work_->shared_mid);
+    ops_.matmul_gated(l.shared_gate, l.shared_up, work_->x, n_rows(),
+                      {.limit = c.clamp_shared[layer_]}, work_->shared_mid);
     ops_.matmul(l.shared_down, work_->shared_mid, n_rows(), work_->shared);
 }
 
@@ -371,7 +371,7 @@ Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
                   .down = shape(ExpertRole::kDown), .gate_offset = offset(ExpertRole::kGate),
                   .up_offset = offset(ExpertRole::kUp), .down_offset = offset(ExpertRole::kDown),
                   .x = work_->x, .weights = work_->expert_weights,
-                  .limit = c.clamp_experts[layer_], .n_slots = c.top_k, .experts = experts,
+                  .activation = {.limit = c.clamp_experts[layer_]}, .n_slots = c.top_k, .experts = experts,
                   .out = work_->expert_out});
     return {};
 }
