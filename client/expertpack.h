@@ -185,9 +185,11 @@ XP_API xp_status xp_generate_set_reasoning(xp_generate* request, const char* tex
 XP_API xp_status xp_generate_add_tool_call(xp_generate* request, const char* id, const char* name,
                                            const char* arguments_json); /* assistant */
 XP_API xp_status xp_generate_set_tool_call_id(xp_generate* request, const char* id); /* tool */
-/* A JSON array of function objects; NULL or "": none. Chat only. */
+/* A JSON array of function objects; NULL or "": none. Chat only. The request fails with
+ * "unsupported" where the model's chat format has no tools. */
 XP_API xp_status xp_generate_set_tools(xp_generate* request, const char* json, size_t length);
-/* Lets the model think before it answers. Off by default. Chat only. */
+/* Lets the model think before it answers. Off by default. Chat only. What the effort means is the
+ * model's: to DeepSeek-V4 low says nothing, to Kimi-K3 it is one of three levels. */
 XP_API xp_status xp_generate_set_thinking(xp_generate* request, int on, xp_effort effort);
 
 /* Sampling. Temperature 0 is greedy: always the most likely token. */
@@ -257,13 +259,14 @@ typedef enum xp_event_type {
 typedef enum xp_channel {
     XP_CHANNEL_CONTENT = 0,
     XP_CHANNEL_REASONING = 1,
-    XP_CHANNEL_TOOL_CALL = 2
+    XP_CHANNEL_TOOL_CALL = 2 /* one line per call: {"name": NAME, "arguments": TEXT}, where TEXT is
+                                what xp_generate_add_tool_call() takes as arguments_json */
 } xp_channel;
 
 typedef enum xp_finish_reason {
     XP_FINISH_STOP = 0,      /* end-of-text token or a stop text */
     XP_FINISH_LENGTH = 1,    /* max_tokens or the context was reached */
-    XP_FINISH_TOOL_CALLS = 2
+    XP_FINISH_TOOL_CALLS = 2 /* like stop, and there was text on XP_CHANNEL_TOOL_CALL */
 } xp_finish_reason;
 
 typedef struct xp_logprob {

@@ -110,6 +110,8 @@ struct Progress {
     uint32_t total = 0;
 };
 
+// kToolCall has one line per call: {"name": NAME, "arguments": TEXT}, both JSON strings, with TEXT
+// as in ToolCall::arguments_json.
 enum class Channel : uint8_t { kContent = 0, kReasoning = 1, kToolCall = 2 };
 
 struct Logprob {

@@ -10,20 +10,31 @@ SamplingOptions sampling_of(const shm::Sampling& wire) {
             .min_p = wire.min_p, .seed = wire.seed};
 }
 
+shm::Channel channel_of(const AnswerReader& answer) {
+    return static_cast<shm::Channel>(answer.channel());
+}
+
+static_assert(static_cast<int>(OutputChannel::kContent) ==
+                  static_cast<int>(shm::Channel::kContent) &&
+              static_cast<int>(OutputChannel::kReasoning) ==
+                  static_cast<int>(shm::Channel::kReasoning) &&
+              static_cast<int>(OutputChannel::kToolCall) ==
+                  static_cast<int>(shm::Channel::kToolCall));
+
 }  // namespace
 
 Generation::Generation(ServedModel& model, const shm::Generate& request, RenderedPrompt prompt,
                        const TaskOptions& options)
     : Task(model, std::move(prompt.tokens), options), ignore_eos_(request.ignore_eos),
       stream_(request.stream), top_logprobs_(request.top_logprobs),
-      sampler_(sampling_of(request.sampling)), detokenizer_(model.tokenizer),
-      stops_(request.stop) {
+      sampler_(sampling_of(request.sampling)),
+      answer_(std::holds_alternative<shm::Chat>(request.prompt)
+                  ? model.chat->read_answer(prompt.first_channel)
+                  : read_plain_answer(model.tokenizer)),
+      stops_(request.stop), channel_(channel_of(*answer_)) {
     const uint64_t room = model.model->info().context - this->prompt().size();
     max_generated_ =
         request.max_tokens == 0 ? room : std::min<uint64_t>(room, request.max_tokens);
-    if (prompt.first_channel == OutputChannel::kReasoning) {
-        channel_ = shm::Channel::kReasoning;
-    }
 }
 
 Result<std::unique_ptr<Generation>> Generation::create(ServedModel& model,
@@ -94,13 +105,18 @@ std::optional<shm::FinishReason> Generation::take_token(TokenId id,
     if (model().tokenizer.is_end_of_generation(id) && !ignore_eos_) {
         end_text();
         reason = shm::FinishReason::kStop;
-    } else if (channel_ == shm::Channel::kReasoning && id == model().chat->end_of_reasoning()) {
-        end_text();
-        flush(replies);
-        channel_ = shm::Channel::kContent;
-        detokenizer_ = Detokenizer(model().tokenizer);
-    } else if (add_text(detokenizer_.push(id))) {
+    } else if (add_text(answer_->push(id))) {
         reason = shm::FinishReason::kStop;
+    } else if (answer_->ended() && !ignore_eos_) {
+        end_text();
+        reason = shm::FinishReason::kStop;
+    } else if (channel_of(*answer_) != channel_) {
+        end_channel();
+        flush(replies);
+        channel_ = channel_of(*answer_);
+    }
+    if (reason && answer_->called_tools()) {
+        reason = shm::FinishReason::kToolCalls;
     }
     if (!reason && n_generated() >= max_generated_) {
         end_text();
@@ -123,7 +139,13 @@ bool Generation::add_text(std::string text) {
 }
 
 void Generation::end_text() {
-    if (!add_text(detokenizer_.finish()) && channel_ == shm::Channel::kContent) {
+    if (!add_text(answer_->finish())) {
+        end_channel();
+    }
+}
+
+void Generation::end_channel() {
+    if (channel_ == shm::Channel::kContent) {
         pending_.text += stops_.finish();
     }
 }

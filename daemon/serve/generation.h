@@ -4,8 +4,10 @@
 // What it decides: prefill goes in chunks of rows. A token that ends generation finishes with kStop
 // unless ignored; so does a stop string, which is looked for in the content channel only, across
 // tokens, and never given out. max_tokens or a full context finish with kLength. The id of an
-// ending token is among the ids, its text is empty. The end-of-reasoning token switches from the
-// reasoning to the content channel and has no text either. Same request, same bytes.
+// ending token is among the ids, its text is empty. The answer to a chat is read in the model's
+// format (daemon/text/answer.h): that splits it into channels, takes structure away, and may find
+// its end without an ending token (kStop as well, unless ignored); to a raw prompt all is content.
+// After tool calls kStop is kToolCalls. Same request, same bytes.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +47,9 @@ private:
     std::optional<shm::FinishReason> take_token(TokenId id, std::vector<shm::Reply>* replies);
     // True when a stop string became complete.
     bool add_text(std::string text);
+    // Gives out what is held back: at the end, and at the end of a channel.
     void end_text();
+    void end_channel();
     void flush(std::vector<shm::Reply>* replies);
     bool batch_is_full() const;
 
@@ -60,9 +64,9 @@ private:
     size_t pass_rows_ = 0;
 
     Sampler sampler_;
-    Detokenizer detokenizer_;
+    std::unique_ptr<AnswerReader> answer_;
     StopScanner stops_;
-    shm::Channel channel_ = shm::Channel::kContent;
+    shm::Channel channel_;
     shm::Tokens pending_;
 };
 

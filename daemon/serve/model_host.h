@@ -79,7 +79,7 @@ struct ServedModel {
     std::string name;
     std::unique_ptr<Pack> pack;
     Tokenizer tokenizer;             // `chat` points to it: a ServedModel never moves
-    std::optional<ChatFormat> chat;
+    std::unique_ptr<ChatFormat> chat;
     std::string chat_missing;        // why there is no chat format; empty otherwise
     std::unique_ptr<ExpertCache> cache;
     std::unique_ptr<Model> model;

@@ -9,30 +9,30 @@ Result<RenderedPrompt> render_chat(const ServedModel& model, const shm::Chat& ch
                           "model \"{}\" has no chat format here ({}); send a raw prompt",
                           model.name, model.chat_missing);
     }
-    if (!chat.tools_json.empty()) {
-        return make_error(ErrorCode::kUnsupported, "tools are not supported yet");
-    }
     std::vector<ChatMessage> messages;
     messages.reserve(chat.messages.size());
     for (const shm::Message& message : chat.messages) {
-        if (message.role == shm::Role::kTool || !message.tool_calls.empty()) {
-            return make_error(ErrorCode::kUnsupported,
-                              "message {}: tool calls and tool results are not supported yet",
-                              messages.size());
+        ChatMessage& to = messages.emplace_back();
+        to.role = static_cast<ChatRole>(message.role);
+        to.content = message.content;
+        to.reasoning = message.reasoning;
+        for (const shm::ToolCall& call : message.tool_calls) {
+            to.tool_calls.push_back({call.id, call.name, call.arguments_json});
         }
-        messages.push_back({static_cast<ChatRole>(message.role), message.content,
-                            message.reasoning});
+        to.tool_call_id = message.tool_call_id;
     }
     ChatOptions options;
     options.thinking = chat.thinking;
     options.effort = static_cast<ReasoningEffort>(chat.effort);
+    options.tools_json = chat.tools_json;
     return model.chat->render(messages, options);
 }
 
 static_assert(static_cast<int>(ChatRole::kSystem) == static_cast<int>(shm::Role::kSystem) &&
               static_cast<int>(ChatRole::kDeveloper) == static_cast<int>(shm::Role::kDeveloper) &&
               static_cast<int>(ChatRole::kUser) == static_cast<int>(shm::Role::kUser) &&
-              static_cast<int>(ChatRole::kAssistant) == static_cast<int>(shm::Role::kAssistant));
+              static_cast<int>(ChatRole::kAssistant) == static_cast<int>(shm::Role::kAssistant) &&
+              static_cast<int>(ChatRole::kTool) == static_cast<int>(shm::Role::kTool));
 static_assert(static_cast<int>(ReasoningEffort::kLow) == static_cast<int>(shm::Effort::kLow) &&
               static_cast<int>(ReasoningEffort::kHigh) == static_cast<int>(shm::Effort::kHigh) &&
               static_cast<int>(ReasoningEffort::kMax) == static_cast<int>(shm::Effort::kMax));

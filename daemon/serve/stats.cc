@@ -102,7 +102,7 @@ Json model_object(const ServedModel& served, uint64_t sequences) {
                   {"vocabulary", info.n_vocab},
                   {"context", info.context},
                   {"context_max", info.context_max},
-                  {"chat", served.chat.has_value()},
+                  {"chat", served.chat != nullptr},
                   {"weight_bytes", info.weight_bytes},
                   {"sequence_bytes", info.sequence_bytes},
                   {"sequences", sequences}};

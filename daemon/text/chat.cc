@@ -1,141 +1,61 @@
 #include "daemon/text/chat.h"
 
-#include <span>
-
-#include "daemon/base/hash.h"
 #include "daemon/gguf/cursor.h"
+#include "daemon/text/chat_formats.h"
 
 namespace xp {
 
 namespace {
 
 constexpr char kArchitectureKey[] = "general.architecture";
-constexpr char kTemplateKey[] = "tokenizer.chat_template";
 
-// Joins system messages, and the messages of one user turn.
-constexpr char kBlankLine[] = "\n\n";
-
-// A text of the model's authors, known by its beginning, length and digest, so that a changed
-// template is noticed and not sent to the model.
-struct KnownText {
-    std::string_view beginning;
-    size_t bytes;
-    std::string_view sha256;
-};
-
-constexpr KnownText kAbsoluteMaximum = {
-    "Reasoning Effort: Absolute maximum", 476,
-    "f7a24f3b3050d4a83781e9b755b316aae2ec1d9dc87562541d90bcb04d7350f7"};
-constexpr KnownText kBeyondMaximum = {
-    "Reasoning Effort: Beyond maximum", 528,
-    "53fb31b8392ec5b4a926481943efc67636748f137c1a49d493a7af4d4fa55d2c"};
-
-// The text as written in a template's string literal, with its escapes undone; empty when it is
-// not there or not the known one.
-std::string find_known_text(std::string_view chat_template, const KnownText& known) {
-    const size_t begin = chat_template.find(known.beginning);
-    if (begin == chat_template.npos) return {};
-    std::string text;
-    for (size_t i = begin; i < chat_template.size() && text.size() < known.bytes; ++i) {
-        char c = chat_template[i];
-        if (c == '\\' && i + 1 < chat_template.size()) {
-            c = chat_template[++i];
-            if (c == 'n') c = '\n';
-        }
-        text.push_back(c);
-    }
-    const bool same = to_hex(sha256(std::as_bytes(std::span(text)))) == known.sha256;
-    return same ? text : std::string();
-}
-
-std::string_view role_name(ChatRole role) {
-    switch (role) {
-        case ChatRole::kSystem: return "system";
-        case ChatRole::kDeveloper: return "developer";
-        case ChatRole::kUser: return "user";
-        case ChatRole::kAssistant: return "assistant";
-        case ChatRole::kTool: return "tool";
-    }
-    return "unknown";
-}
-
-bool is_user_turn(ChatRole role) { return role == ChatRole::kUser || role == ChatRole::kDeveloper; }
-
-Result<void> check_conversation(const std::vector<ChatMessage>& messages) {
-    const ChatMessage* last = nullptr;  // of those that are no system messages
-    for (size_t i = 0; i < messages.size(); ++i) {
-        const ChatMessage& message = messages[i];
-        if (message.role == ChatRole::kTool) {
-            return make_error(ErrorCode::kUnsupported,
-                              "messages[{}] has the role 'tool': tool calls and their results are "
-                              "not supported yet", i);
-        }
-        if (message.role != ChatRole::kAssistant && !message.reasoning.empty()) {
-            return make_error(ErrorCode::kInvalidArgument,
-                              "messages[{}] has the role '{}' and carries reasoning; only "
-                              "assistant messages can", i, role_name(message.role));
-        }
-        if (message.role != ChatRole::kSystem) last = &message;
-    }
-    if (last == nullptr) {
+Result<void> check_message(const ChatMessage& message, size_t index, bool has_tools) {
+    const auto misplaced = [&](std::string_view what, std::string_view whose) {
         return make_error(ErrorCode::kInvalidArgument,
-                          "the conversation has no user message to answer");
+                          "messages[{}] has the role '{}' and carries {}; only {} messages can",
+                          index, role_name(message.role), what, whose);
+    };
+    const bool of_tools = message.role == ChatRole::kTool || !message.tool_calls.empty() ||
+                          !message.tools_json.empty();
+    if (of_tools && !has_tools) {
+        return make_error(ErrorCode::kUnsupported,
+                          "message {}: tool calls and tool results are not supported yet", index);
     }
-    if (!is_user_turn(last->role)) {
+    if (message.role != ChatRole::kAssistant && !message.reasoning.empty()) {
+        return misplaced("reasoning", "assistant");
+    }
+    if (message.role != ChatRole::kAssistant && !message.tool_calls.empty()) {
+        return misplaced("tool calls", "assistant");
+    }
+    if (message.role != ChatRole::kTool && !message.tool_call_id.empty()) {
+        return misplaced("a tool call's id", "tool");
+    }
+    if (message.role != ChatRole::kSystem && !message.tools_json.empty()) {
+        return misplaced("tools", "system");
+    }
+    if (!message.tools_json.empty() && !message.content.empty()) {
         return make_error(ErrorCode::kInvalidArgument,
-                          "messages[{}] is the assistant's and comes last; continuing it is not "
-                          "supported, end with a user message", last - messages.data());
+                          "messages[{}] declares tools and has content; it can have one of them",
+                          index);
     }
     return {};
 }
 
-// Collects a prompt: text gathers until the next structure token and is then encoded as a whole.
-class PromptBuilder {
-public:
-    explicit PromptBuilder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-
-    void text(std::string_view text) { text_ += text; }
-    void token(TokenId id) {
-        flush();
-        tokens_.push_back(id);
-    }
-    std::vector<TokenId> finish() {
-        flush();
-        return std::move(tokens_);
-    }
-
-private:
-    void flush() {
-        const std::vector<TokenId> tokens = tokenizer_.encode(text_, SpecialTokens::kNone);
-        tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-        text_.clear();
-    }
-
-    const Tokenizer& tokenizer_;
-    std::string text_;
-    std::vector<TokenId> tokens_;
-};
-
 }  // namespace
 
-Result<ChatFormat> ChatFormat::create(const GgufMetadata& metadata, const Tokenizer& tokenizer) {
+Result<std::unique_ptr<ChatFormat>> ChatFormat::create(const GgufMetadata& metadata,
+                                                       const Tokenizer& tokenizer) {
     XP_TRY(const std::string architecture, metadata.get_string(kArchitectureKey));
-    if (architecture != "deepseek4") {
-        return make_error(ErrorCode::kUnsupported,
-                          "{}: there is no chat format for {} (there is one for: deepseek4); raw "
-                          "prompts work", kArchitectureKey, quote_name(architecture));
-    }
-    ChatFormat format;
-    format.tokenizer_ = &tokenizer;
-    const struct {
-        std::string_view text;
-        TokenId* id;
-    } structure[] = {
-        {"<｜begin▁of▁sentence｜>", &format.bos_}, {"<｜end▁of▁sentence｜>", &format.eos_},
-        {"<｜User｜>", &format.user_},             {"<｜Assistant｜>", &format.assistant_},
-        {"<think>", &format.think_begin_},         {"</think>", &format.think_end_},
-    };
-    for (const auto& [text, id] : structure) {
+    if (architecture == "deepseek4") return make_deepseek_chat(metadata, tokenizer);
+    if (architecture == "kimi-k3") return make_kimi_chat(tokenizer);
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: there is no chat format for {} (there is one for: deepseek4, kimi-k3); "
+                      "raw prompts work", kArchitectureKey, quote_name(architecture));
+}
+
+Result<void> find_structure(const Tokenizer& tokenizer, std::string_view architecture,
+                            std::initializer_list<StructureToken> tokens) {
+    for (const auto& [text, id] : tokens) {
         const std::optional<TokenId> found = tokenizer.find(text);
         if (!found) {
             return make_error(ErrorCode::kUnsupported,
@@ -151,79 +71,40 @@ Result<ChatFormat> ChatFormat::create(const GgufMetadata& metadata, const Tokeni
         }
         *id = *found;
     }
-    format.read_effort_prefixes(metadata);
-    return format;
+    return {};
 }
 
-Result<RenderedPrompt> ChatFormat::render(const std::vector<ChatMessage>& messages,
-                                          const ChatOptions& options) const {
-    XP_CHECK(check_conversation(messages));
-    XP_TRY(const std::string prefix, effort_prefix(options));
-
-    PromptBuilder prompt(*tokenizer_);
-    prompt.token(bos_);
-    prompt.text(prefix);
-    bool first_system = true;
-    for (const ChatMessage& message : messages) {
-        if (message.role != ChatRole::kSystem) continue;
-        if (!first_system) prompt.text(kBlankLine);
-        first_system = false;
-        prompt.text(message.content);
+std::string_view role_name(ChatRole role) {
+    switch (role) {
+        case ChatRole::kSystem: return "system";
+        case ChatRole::kDeveloper: return "developer";
+        case ChatRole::kUser: return "user";
+        case ChatRole::kAssistant: return "assistant";
+        case ChatRole::kTool: return "tool";
     }
-
-    // Every assistant message stands before the last user message, see check_conversation().
-    const bool keep_reasoning = options.thinking && !options.drop_past_reasoning;
-    bool in_user_turn = false;
-    for (const ChatMessage& message : messages) {
-        if (is_user_turn(message.role)) {
-            if (in_user_turn) {
-                prompt.text(kBlankLine);
-            } else {
-                prompt.token(user_);
-            }
-            in_user_turn = true;
-            prompt.text(message.content);
-        } else if (message.role == ChatRole::kAssistant) {
-            in_user_turn = false;
-            prompt.token(assistant_);
-            if (keep_reasoning) {
-                prompt.token(think_begin_);
-                prompt.text(message.reasoning);
-            }
-            prompt.token(think_end_);
-            prompt.text(message.content);
-            prompt.token(eos_);
-        }
-    }
-    prompt.token(assistant_);
-    prompt.token(options.thinking ? think_begin_ : think_end_);
-    return RenderedPrompt{prompt.finish(), options.thinking ? OutputChannel::kReasoning
-                                                            : OutputChannel::kContent};
+    return "unknown";
 }
 
-void ChatFormat::read_effort_prefixes(const GgufMetadata& metadata) {
-    const Result<std::string> chat_template = metadata.get_string(kTemplateKey);
-    if (!chat_template) return;  // raw prompts and low effort need none
-    std::string absolute = find_known_text(*chat_template, kAbsoluteMaximum);
-    std::string beyond = find_known_text(*chat_template, kBeyondMaximum);
-    has_effort_prefixes_ = !absolute.empty() || !beyond.empty();
-    if (beyond.empty()) {
-        max_prefix_ = std::move(absolute);
-    } else {
-        high_prefix_ = std::move(absolute);
-        max_prefix_ = std::move(beyond);
+Result<void> check_conversation(const std::vector<ChatMessage>& messages,
+                                const ChatOptions& options, bool has_tools) {
+    if (!options.tools_json.empty() && !has_tools) {
+        return make_error(ErrorCode::kUnsupported, "tools are not supported yet");
     }
-}
-
-Result<std::string> ChatFormat::effort_prefix(const ChatOptions& options) const {
-    if (!options.thinking || options.effort == ReasoningEffort::kLow) return std::string();
-    if (!has_effort_prefixes_) {
-        return make_error(ErrorCode::kUnsupported,
-                          "reasoning effort '{}': the model file's {} has no known text for it; "
-                          "use 'low'",
-                          options.effort == ReasoningEffort::kHigh ? "high" : "max", kTemplateKey);
+    const ChatMessage* last = nullptr;  // of those that are no system messages
+    for (size_t i = 0; i < messages.size(); ++i) {
+        XP_CHECK(check_message(messages[i], i, has_tools));
+        if (messages[i].role != ChatRole::kSystem) last = &messages[i];
     }
-    return options.effort == ReasoningEffort::kHigh ? high_prefix_ : max_prefix_;
+    if (last == nullptr) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "the conversation has no user message to answer");
+    }
+    if (last->role == ChatRole::kAssistant) {
+        return make_error(ErrorCode::kInvalidArgument,
+                          "messages[{}] is the assistant's and comes last; continuing it is not "
+                          "supported, end with a user message", last - messages.data());
+    }
+    return {};
 }
 
 }  // namespace xp

@@ -23,7 +23,7 @@ constexpr std::string_view kEndTexts[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eom_id|>",
     "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>", "<turn|>",
-    "<|tool_response>",
+    "<|tool_response>", "<|end_of_msg|>",
     // DeepSeek: what a model writes only when it goes on after the end of its turn. BOS is not
     // here: in raw continuations models do write it, between two texts.
     "<|EOT|>", "<｜User｜>",

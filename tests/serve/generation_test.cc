@@ -16,18 +16,20 @@ struct Outcome : scripted::Outcome {
     std::vector<TokenId> ids;
     std::string content;
     std::string reasoning;
+    std::string calls;
 };
 
 Outcome run(ServedModel& model, const shm::Generate& request,
             TaskOptions options = {}) {
-    Outcome outcome{scripted::run_task(model, request, options), {}, {}, {}};
+    Outcome outcome{scripted::run_task(model, request, options), {}, {}, {}, {}};
     for (const shm::Reply& reply : outcome.replies) {
         EXPECT_FALSE(shm::is_terminal(reply));
         if (const auto* tokens = std::get_if<shm::Tokens>(&reply)) {
             EXPECT_TRUE(shm::is_valid_utf8(tokens->text));
             outcome.ids.insert(outcome.ids.end(), tokens->ids.begin(), tokens->ids.end());
-            (tokens->channel == shm::Channel::kContent ? outcome.content : outcome.reasoning) +=
-                tokens->text;
+            (tokens->channel == shm::Channel::kContent    ? outcome.content
+             : tokens->channel == shm::Channel::kToolCall ? outcome.calls
+                                                          : outcome.reasoning) += tokens->text;
         }
     }
     return outcome;
@@ -181,7 +183,7 @@ TEST(Generation, ReasoningTurnsIntoContentAtItsEndToken) {
     auto words = scripted::tokens_of("Let me STOP think.");
     const auto answer = scripted::tokens_of("Good STOP day");
     const auto probe = scripted::make_served("m", {});
-    words.push_back(probe->chat->end_of_reasoning());
+    words.push_back(probe->tokenizer.find("</think>").value());
     words.insert(words.end(), answer.begin(), answer.end());
     const auto prompt = probe->chat->render({{ChatRole::kUser, "Hello", ""}}, {.thinking = true});
     ASSERT_TRUE(prompt);
@@ -200,6 +202,87 @@ TEST(Generation, ReasoningTurnsIntoContentAtItsEndToken) {
     EXPECT_EQ(stopped.reasoning, "Let me STOP think.");
     EXPECT_EQ(stopped.content, "Good");
     EXPECT_EQ(stopped.reason, shm::FinishReason::kStop);
+}
+
+// The answer that a Kimi-K3 gives to a chat; `answer` has its structure tokens spelled out.
+struct KimiRun : Outcome {
+    std::vector<TokenId> said;
+};
+KimiRun run_kimi(const std::string& answer, shm::Generate request) {
+    const auto probe = scripted::make_served("k", {}, scripted::kimi_metadata());
+    const auto said = probe->tokenizer.encode(answer, SpecialTokens::kAll);
+    auto prompt = prompt_of(*probe, request);
+    EXPECT_TRUE(prompt) << prompt.error().message;
+    const auto model = scripted::make_served("k", scripted::say(said, prompt->tokens.size()),
+                                             scripted::kimi_metadata());
+    return {run(*model, request), said};
+}
+
+TEST(Generation, AKimiAnswerIsSplitAndShowsNoMarkup) {
+    const std::string answer =
+        "Let me STOP.<|close|>think<|sep|><|open|>response<|sep|>Good STOP day<|close|>response"
+        "<|sep|><|close|>message<|sep|>";
+    shm::Generate request = chat_request(true);
+    for (const bool stream : {true, false}) {
+        request.stream = stream;
+        const KimiRun outcome = run_kimi(answer + "never said", request);
+        EXPECT_EQ(outcome.reasoning, "Let me STOP.");
+        EXPECT_EQ(outcome.content, "Good STOP day");
+        EXPECT_EQ(outcome.reason, shm::FinishReason::kStop);
+        // The last tag ends it: what the model would have said then is not computed.
+        EXPECT_LT(outcome.ids.size(), outcome.said.size());
+        EXPECT_TRUE(std::equal(outcome.ids.begin(), outcome.ids.end(), outcome.said.begin()));
+    }
+    request.stop = {" STOP", "STOP day!"};
+    EXPECT_EQ(run_kimi(answer, request).content, "Good");
+    request.stop = {"day!"};  // held back, and given out when the channel ends
+    EXPECT_EQ(run_kimi(answer, request).content, "Good STOP day");
+    EXPECT_EQ(run_kimi("Paris.<|end_of_msg|>", chat_request(false)).content, "Paris.");
+    request.ignore_eos = true;
+    request.max_tokens = 60;
+    const KimiRun on = run_kimi(answer + "never shown", request);
+    EXPECT_EQ(on.reason, shm::FinishReason::kLength);
+    EXPECT_EQ(on.ids.size(), 60u);
+    EXPECT_EQ(on.content, "Good STOP day");
+}
+
+TEST(Generation, AKimiAnswerCutByItsLengthShowsNoMarkup) {
+    const std::string answer = "Hi<|close|>response<|sep|><|close|>message<|sep|>";
+    shm::Generate request = chat_request(false);
+    const size_t n = run_kimi(answer, request).ids.size();
+    for (uint32_t most = 1; most < n; ++most) {
+        request.max_tokens = most;
+        const KimiRun outcome = run_kimi(answer, request);
+        EXPECT_EQ(outcome.reason, shm::FinishReason::kLength) << most;
+        EXPECT_TRUE(std::string("Hi").starts_with(outcome.content)) << outcome.content;
+    }
+}
+
+TEST(Generation, KimiToolsAreDeclaredCalledAndAnswered) {
+    shm::Generate request = chat_request(false);
+    auto& chat = std::get<shm::Chat>(request.prompt);
+    chat.tools_json = R"([{"type":"function","function":{"name":"add"}}])";
+    const std::string answer =
+        "I add.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"add\" index=\"1\""
+        "<|sep|><|open|>argument key=\"a\" type=\"number\"<|sep|>1<|close|>argument<|sep|>"
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>";
+    const KimiRun outcome = run_kimi(answer, request);
+    EXPECT_EQ(outcome.content, "I add.");
+    EXPECT_EQ(outcome.calls, "{\"name\": \"add\", \"arguments\": \"{\\\"a\\\": 1}\"}\n");
+    EXPECT_EQ(outcome.reason, shm::FinishReason::kToolCalls);
+
+    chat.messages.push_back(
+        {shm::Role::kAssistant, "I add.", "", {{"7", "add", "{\"a\": 1}"}}, ""});
+    chat.messages.push_back({shm::Role::kTool, "1", "", {}, "7"});
+    EXPECT_EQ(run_kimi("1<|end_of_msg|>", request).content, "1");
+    const auto model = scripted::make_served("k", {}, scripted::kimi_metadata());
+    const auto prompt = prompt_of(*model, request);
+    ASSERT_TRUE(prompt);
+    std::string text;
+    for (const TokenId id : prompt->tokens) text += model->tokenizer.token_text(id);
+    EXPECT_THAT(text, HasSubstr("[{\"function\":{\"name\":\"add\"},\"type\":\"function\"}]"));
+    EXPECT_THAT(text, HasSubstr("<|open|>argument key=\"a\" type=\"number\"<|sep|>1<|close|>"));
+    EXPECT_THAT(text, HasSubstr("role=\"tool\" tool=\"add\" index=\"1\"<|sep|>1<|close|>"));
 }
 
 TEST(Generation, WithoutStreamingAllTokensComeInOneReply) {

@@ -88,6 +88,12 @@ private:
     ModelInfo info_;
 };
 
+GgufFile open_model(const char* name) {
+    auto opened = GgufFile::open(Path(XP_MODELS) / name);
+    XP_ASSERT(opened.ok());
+    return *std::move(opened);
+}
+
 const Tokenizer& demo_tokenizer() {
     static const Tokenizer tokenizer = [] {
         auto made = Tokenizer::from_gguf(demo_metadata());
@@ -100,19 +106,21 @@ const Tokenizer& demo_tokenizer() {
 }  // namespace
 
 const GgufMetadata& demo_metadata() {
-    static const GgufFile file = [] {
-        auto opened = GgufFile::open(Path(XP_MODELS) / "xp-demo.gguf");
-        XP_ASSERT(opened.ok());
-        return *std::move(opened);
-    }();
+    static const GgufFile file = open_model("xp-demo.gguf");
     return file.metadata();
 }
 
-std::unique_ptr<ServedModel> make_served(const std::string& name, Script script) {
-    auto tokenizer = Tokenizer::from_gguf(demo_metadata());
+const GgufMetadata& kimi_metadata() {
+    static const GgufFile file = open_model("xp-demo-k3.gguf");
+    return file.metadata();
+}
+
+std::unique_ptr<ServedModel> make_served(const std::string& name, Script script,
+                                         const GgufMetadata& metadata) {
+    auto tokenizer = Tokenizer::from_gguf(metadata);
     XP_ASSERT(tokenizer.ok());
     auto served = std::make_unique<ServedModel>(name, *std::move(tokenizer));
-    auto chat = ChatFormat::create(demo_metadata(), served->tokenizer);
+    auto chat = ChatFormat::create(metadata, served->tokenizer);
     XP_ASSERT(chat.ok());
     served->chat = *std::move(chat);
     served->model =

@@ -1,6 +1,6 @@
 // A model for tests of what lies around models: it answers with the tokens that a function names,
 // runs its passes in a given number of steps, and fails or waits where a test wants it to. Its
-// tokenizer and chat format are those of the demo model.
+// tokenizer and chat format are those of a demo model, DeepSeek-V4's unless another is named.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,9 @@ struct Outcome {
 Outcome run_task(ServedModel& model, const shm::Generate& request, const TaskOptions& options);
 
 const GgufMetadata& demo_metadata();
-std::unique_ptr<ServedModel> make_served(const std::string& name, Script script);
+const GgufMetadata& kimi_metadata();  // of the demo model of Kimi-K3
+std::unique_ptr<ServedModel> make_served(const std::string& name, Script script,
+                                         const GgufMetadata& metadata = demo_metadata());
 std::unique_ptr<ModelHost> make_host(Script script);
 
 // A script that says `tokens` after a prompt of `n_prompt` tokens, then the end for ever.

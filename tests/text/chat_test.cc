@@ -23,7 +23,10 @@ GgufMetadata demo_with_template(const std::string& chat_template) {
     return metadata;
 }
 
-ChatFormat demo_format() { return *ChatFormat::create(demo_metadata(), demo_tokenizer()); }
+const ChatFormat& demo_format() {
+    static const auto format = *ChatFormat::create(demo_metadata(), demo_tokenizer());
+    return *format;
+}
 
 // The rendered prompt as text, with structure tokens spelled out.
 std::string rendered_text(const ChatFormat& format, const std::vector<ChatMessage>& messages,
@@ -63,13 +66,12 @@ TEST(Chat, JoinsSystemMessagesAndUserTurnsWithBlankLines) {
 TEST(Chat, ThinkingOpensTheReasoning) {
     ChatOptions options;
     options.thinking = true;
-    const ChatFormat format = demo_format();
+    const ChatFormat& format = demo_format();
     EXPECT_EQ(rendered_text(format, {{kUser, "q", ""}}, options),
               std::string(kBegin) + "<｜User｜>q<｜Assistant｜><think>");
     EXPECT_EQ(format.render({{kUser, "q", ""}}, options)->first_channel,
               OutputChannel::kReasoning);
     EXPECT_EQ(format.render({{kUser, "q", ""}}, {})->first_channel, OutputChannel::kContent);
-    EXPECT_EQ(demo_tokenizer().token_text(format.end_of_reasoning()), "</think>");
 }
 
 TEST(Chat, PastReasoningIsKeptOnlyWhenAskedForAndThinking) {
@@ -136,7 +138,7 @@ TEST(Chat, ImpossibleConversationsAreRefused) {
     expect_error({{kUser, "a", "why"}}, ErrorCode::kInvalidArgument,
                  "messages[0] has the role 'user'");
     expect_error({{kUser, "a", ""}, {ChatRole::kTool, "3", ""}}, ErrorCode::kUnsupported,
-                 "messages[1] has the role 'tool'");
+                 "message 1: tool calls and tool results");
 }
 
 TEST(Chat, FormatsAreRefusedWhereTheyCannotBeRight) {
@@ -186,7 +188,7 @@ TEST(Chat, EffortNeedsTheModelsOwnText) {
         const GgufMetadata metadata = demo_with_template(chat_template);
         const auto format = ChatFormat::create(metadata, demo_tokenizer());
         ASSERT_TRUE(format);
-        const auto prompt = format->render({{kUser, "q", ""}}, options);
+        const auto prompt = (*format)->render({{kUser, "q", ""}}, options);
         ASSERT_FALSE(prompt) << chat_template;
         EXPECT_EQ(prompt.error().code, ErrorCode::kUnsupported);
         EXPECT_THAT(prompt.error().message, HasSubstr("'max'"));
@@ -223,16 +225,16 @@ TEST(Chat, EffortTextsAreTheKnownOnes) {
         demo_with_template(read_template(*directory / "deepseek-ai-DeepSeek-V4-Flash-0731.jinja")),
         demo_tokenizer());
     ASSERT_TRUE(with_both);
-    EXPECT_EQ(effort_text(*with_both, ReasoningEffort::kLow), "");
-    EXPECT_EQ(digest(effort_text(*with_both, ReasoningEffort::kHigh)), absolute);
-    EXPECT_EQ(digest(effort_text(*with_both, ReasoningEffort::kMax)), beyond);
+    EXPECT_EQ(effort_text(**with_both, ReasoningEffort::kLow), "");
+    EXPECT_EQ(digest(effort_text(**with_both, ReasoningEffort::kHigh)), absolute);
+    EXPECT_EQ(digest(effort_text(**with_both, ReasoningEffort::kMax)), beyond);
 
     const auto preview = ChatFormat::create(
         demo_with_template(read_template(*directory / "deepseek-ai-DeepSeek-V4.jinja")),
         demo_tokenizer());
     ASSERT_TRUE(preview);
-    EXPECT_EQ(effort_text(*preview, ReasoningEffort::kHigh), "");
-    EXPECT_EQ(digest(effort_text(*preview, ReasoningEffort::kMax)), absolute);
+    EXPECT_EQ(effort_text(**preview, ReasoningEffort::kHigh), "");
+    EXPECT_EQ(digest(effort_text(**preview, ReasoningEffort::kMax)), absolute);
 }
 
 TEST(Chat, PublishedFileHeadersHaveTheEffortTextOrSaySo) {
@@ -246,10 +248,10 @@ TEST(Chat, PublishedFileHeadersHaveTheEffortTextOrSaySo) {
     };
     const auto preview = format_of("DeepSeek-V4-Flash-UD-IQ3_XXS-00001-of-00004.json");
     ASSERT_TRUE(preview);
-    EXPECT_EQ(effort_text(*preview, ReasoningEffort::kMax).size(), 476u);
+    EXPECT_EQ(effort_text(**preview, ReasoningEffort::kMax).size(), 476u);
     const auto without = format_of("DeepSeek-V4-Flash-MXFP4.json");
     ASSERT_TRUE(without);
-    EXPECT_THAT(effort_text(*without, ReasoningEffort::kMax), HasSubstr("has no known text"));
+    EXPECT_THAT(effort_text(**without, ReasoningEffort::kMax), HasSubstr("has no known text"));
 }
 
 ChatRole role_of(const std::string& name) {
@@ -282,7 +284,7 @@ TEST(Chat, AgreesWithTheModelsTemplates) {
             }
             std::string expected = golden["renders"][name][key];
             expected.replace(0, std::string_view("<BOS>").size(), kBegin);
-            EXPECT_EQ(rendered_text(*format, messages, options), expected) << name << ' ' << key;
+            EXPECT_EQ(rendered_text(**format, messages, options), expected) << name << ' ' << key;
         }
     }
 }

@@ -60,7 +60,7 @@ TEST(Golden, DemoChatRendersTheGoldenPrompts) {
         if (!prompt.starts_with(before) || !prompt.ends_with(after)) continue;
         const std::string question =
             prompt.substr(before.size(), prompt.size() - before.size() - after.size());
-        const auto rendered = format->render({{ChatRole::kUser, question, ""}}, {});
+        const auto rendered = (*format)->render({{ChatRole::kUser, question, ""}}, {});
         ASSERT_TRUE(rendered);
         EXPECT_EQ(rendered->tokens, entry["ids"].get<Ids>()) << question;
         ++questions;

@@ -10,31 +10,10 @@ namespace {
 
 using Ids = std::vector<TokenId>;
 
-const nlohmann::json& tiny() {
-    static const nlohmann::json data = read_json(Path(XP_TEST_DATA) / "text/kimi_tiny.json");
-    return data;
-}
-
-GgufMetadata tiny_metadata() {
-    auto tokens = tiny()["tokens"].get<std::vector<std::string>>();
-    std::vector<int64_t> types(tokens.size(), static_cast<int64_t>(TokenType::kNormal));
-    for (const auto& text : tiny()["special"]) {
-        tokens.push_back(text.get<std::string>());
-        types.push_back(static_cast<int64_t>(TokenType::kControl));
-    }
-    GgufMetadata metadata;
-    metadata.set("tokenizer.ggml.model", GgufValue::string("gpt2"));
-    metadata.set("tokenizer.ggml.pre", GgufValue::string("kimi-k2"));
-    metadata.set("tokenizer.ggml.eos_token_id", GgufValue::u32(508));
-    metadata.set("tokenizer.ggml.tokens", GgufValue::strings(std::move(tokens)));
-    metadata.set("tokenizer.ggml.token_type", GgufValue::i32s(std::move(types)));
-    return metadata;
-}
-
 TEST(Kimi, PiecesAndIdsAreThoseOfTheReference) {
-    const Tokenizer tokenizer = make_tokenizer(tiny_metadata());
-    ASSERT_GE(tiny()["cases"].size(), 41u);
-    for (const auto& entry : tiny()["cases"]) {
+    const Tokenizer tokenizer = make_tokenizer(kimi_tiny_metadata());
+    ASSERT_GE(kimi_tiny()["cases"].size(), 41u);
+    for (const auto& entry : kimi_tiny()["cases"]) {
         const auto text = entry["text"].get<std::string>();
         std::vector<uint32_t> ends;
         (*find_pre_tokenizer("kimi-k2"))->split(text, ends);
@@ -46,22 +25,16 @@ TEST(Kimi, PiecesAndIdsAreThoseOfTheReference) {
         EXPECT_EQ(pieces, entry["pieces"].get<std::vector<std::string>>()) << text;
         EXPECT_EQ(tokenizer.encode(text, SpecialTokens::kNone), entry["ids"].get<Ids>()) << text;
     }
-    for (const auto& [text, ids] : tiny()["single"].items()) {
+    for (const auto& [text, ids] : kimi_tiny()["single"].items()) {
         EXPECT_EQ(tokenizer.encode(text, SpecialTokens::kNone), ids.get<Ids>()) << text;
     }
 }
 
 // Text between structure tokens is encoded segment by segment; joined, it could merge across.
 TEST(Kimi, SegmentsOfTheDemoModelHaveTheIdsOfHuggingFace) {
-    const auto model = shared_file("models/xp-demo-k3.gguf");
-    const auto prompts = shared_file("golden/xp-demo-k3/golden.json");
-    if (!model || !prompts) GTEST_SKIP() << "the model is not here";
-    const Result<GgufFile> file = GgufFile::open(*model);
-    ASSERT_TRUE(file) << file.error().message;
-    const Tokenizer tokenizer = make_tokenizer(file->metadata());
-    const auto golden = read_json(*prompts);
-    ASSERT_GE(golden.size(), 13u);
-    for (const auto& entry : golden) {
+    const Tokenizer& tokenizer = kimi_tokenizer();
+    ASSERT_GE(kimi_golden().size(), 13u);
+    for (const auto& entry : kimi_golden()) {
         Ids ids;
         for (const auto& segment : entry["segments"]) {
             const auto text = segment.get<std::string>();
@@ -81,10 +54,10 @@ TEST(Kimi, SegmentsOfTheDemoModelHaveTheIdsOfHuggingFace) {
 }
 
 TEST(Kimi, TheFilesListOfMergesIsNotUsed) {
-    GgufMetadata metadata = tiny_metadata();
+    GgufMetadata metadata = kimi_tiny_metadata();
     metadata.set("tokenizer.ggml.merges", GgufValue::strings({"o n"}));
-    const Tokenizer with = make_tokenizer(metadata), without = make_tokenizer(tiny_metadata());
-    for (const auto& entry : tiny()["cases"]) {
+    const Tokenizer with = make_tokenizer(metadata), without = make_tokenizer(kimi_tiny_metadata());
+    for (const auto& entry : kimi_tiny()["cases"]) {
         const auto text = entry["text"].get<std::string>();
         EXPECT_EQ(with.encode(text, SpecialTokens::kNone),
                   without.encode(text, SpecialTokens::kNone));
@@ -92,7 +65,7 @@ TEST(Kimi, TheFilesListOfMergesIsNotUsed) {
 }
 
 TEST(Kimi, StructureOnlyWhereItIsAskedForAndNoBos) {
-    const Tokenizer tokenizer = make_tokenizer(tiny_metadata());
+    const Tokenizer tokenizer = make_tokenizer(kimi_tiny_metadata());
     EXPECT_EQ(tokenizer.encode("<|open|>message<|sep|>", SpecialTokens::kAll),
               (Ids{509, 307, 511}));
     EXPECT_EQ(tokenizer.encode_prompt("message"), Ids{307});

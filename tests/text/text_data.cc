@@ -54,6 +54,57 @@ const Tokenizer& demo_tokenizer() {
     return tokenizer;
 }
 
+const GgufMetadata& kimi_metadata() {
+    static const GgufMetadata metadata = load_metadata(Path(XP_MODELS) / "xp-demo-k3.gguf");
+    return metadata;
+}
+
+const Tokenizer& kimi_tokenizer() {
+    static const Tokenizer tokenizer = make_tokenizer(kimi_metadata());
+    return tokenizer;
+}
+
+const nlohmann::json& kimi_golden() {
+    static const nlohmann::json golden =
+        read_json(Path(XP_TEST_DATA) / "xp-demo-k3/golden.json");
+    return golden;
+}
+
+TokenId kimi_byte_token(uint8_t byte) {
+    static const std::vector<TokenId> tokens = [] {
+        std::vector<TokenId> found(256, -1);
+        const auto n_vocab = static_cast<TokenId>(kimi_tokenizer().n_vocab());
+        for (TokenId id = n_vocab - 1; id >= 0; --id) {
+            const std::string_view bytes = kimi_tokenizer().token_bytes(id);
+            if (bytes.size() == 1) found[static_cast<uint8_t>(bytes[0])] = id;
+        }
+        return found;
+    }();
+    EXPECT_GE(tokens[byte], 0) << byte;
+    return tokens[byte];
+}
+
+const nlohmann::json& kimi_tiny() {
+    static const nlohmann::json data = read_json(Path(XP_TEST_DATA) / "text/kimi_tiny.json");
+    return data;
+}
+
+GgufMetadata kimi_tiny_metadata() {
+    auto tokens = kimi_tiny()["tokens"].get<std::vector<std::string>>();
+    std::vector<int64_t> types(tokens.size(), static_cast<int64_t>(TokenType::kNormal));
+    for (const auto& text : kimi_tiny()["special"]) {
+        tokens.push_back(text.get<std::string>());
+        types.push_back(static_cast<int64_t>(TokenType::kControl));
+    }
+    GgufMetadata metadata;
+    metadata.set("tokenizer.ggml.model", GgufValue::string("gpt2"));
+    metadata.set("tokenizer.ggml.pre", GgufValue::string("kimi-k2"));
+    metadata.set("tokenizer.ggml.eos_token_id", GgufValue::u32(508));
+    metadata.set("tokenizer.ggml.tokens", GgufValue::strings(std::move(tokens)));
+    metadata.set("tokenizer.ggml.token_type", GgufValue::i32s(std::move(types)));
+    return metadata;
+}
+
 const Tokenizer* vocabulary(const std::string& name) {
     static std::map<std::string, std::optional<Tokenizer>> loaded;
     const auto [entry, added] = loaded.try_emplace(name);

@@ -27,6 +27,17 @@ nlohmann::json read_json(const Path& path);
 const GgufMetadata& demo_metadata();
 const Tokenizer& demo_tokenizer();
 
+// The same of the embedded demo model of Kimi-K3, and its prompts with the results of an
+// independent implementation.
+const GgufMetadata& kimi_metadata();
+const Tokenizer& kimi_tokenizer();
+const nlohmann::json& kimi_golden();
+// Its token that stands for one byte.
+TokenId kimi_byte_token(uint8_t byte);
+// A vocabulary of 512 tokens of the kimi-k2 kind, and what is known of it.
+const nlohmann::json& kimi_tiny();
+GgufMetadata kimi_tiny_metadata();
+
 // The tokenizer of one of the vocabularies ggml-vocab-NAME.gguf or rebuilt/NAME.gguf, loaded once;
 // from the test data or golden/text of shared_file(). Null where it is absent.
 const Tokenizer* vocabulary(const std::string& name);
