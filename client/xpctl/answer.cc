@@ -1,5 +1,8 @@
 #include "client/xpctl/answer.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include <fmt/format.h>
 
 #include "client/xpctl/json.h"
@@ -15,6 +18,18 @@ const char* finish_reason_name(xp_finish_reason reason) {
         case XP_FINISH_TOOL_CALLS: return "tool_calls";
     }
     return "unknown";  // of a newer daemon
+}
+
+// Lines that are no JSON, which no daemon should send, are left out.
+Json tool_calls(std::string_view lines) {
+    Json calls = Json::array();
+    while (!lines.empty()) {
+        const size_t end = std::min(lines.find('\n'), lines.size());
+        Json call = Json::parse(lines.substr(0, end), nullptr, false);
+        if (!call.is_discarded()) calls.push_back(std::move(call));
+        lines.remove_prefix(std::min(end + 1, lines.size()));
+    }
+    return calls;
 }
 
 std::string count(uint64_t n, const char* noun) {
@@ -46,7 +61,9 @@ void Answer::add(const xp_event& event) {
 
 void Answer::add_tokens(const xp_event& event) {
     tokens_.insert(tokens_.end(), event.token_ids, event.token_ids + event.token_count);
-    std::string& channel = event.channel == XP_CHANNEL_REASONING ? reasoning_ : text_;
+    std::string& channel = event.channel == XP_CHANNEL_REASONING   ? reasoning_
+                           : event.channel == XP_CHANNEL_TOOL_CALL ? tool_calls_
+                                                                   : text_;
     channel.append(event.text, event.text_length);
     if (!event.logprobs) return;
     for (size_t i = 0; i < event.token_count; ++i) {
@@ -62,6 +79,7 @@ void Answer::add_tokens(const xp_event& event) {
 std::string Answer::json(std::optional<uint64_t> seed, bool logprobs) const {
     Json object = {{"model", model_}, {"text", text_}};
     if (!reasoning_.empty()) object["reasoning"] = reasoning_;
+    if (!tool_calls_.empty()) object["tool_calls"] = tool_calls(tool_calls_);
     object["tokens"] = tokens_;
     object["prompt_tokens"] = prompt_tokens_;
     object["finish_reason"] = terminal_ ? terminal_->finish_reason : "unknown";

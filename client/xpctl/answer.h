@@ -49,6 +49,7 @@ private:
     std::vector<TokenLogprobs> logprobs_;
     std::string text_;
     std::string reasoning_;
+    std::string tool_calls_;  // one line of JSON per call
     std::optional<Terminal> terminal_;
 };
 

@@ -19,6 +19,8 @@ void AnswerPrinter::show(const xp_event& event) {
     if (event.channel == XP_CHANNEL_REASONING) {
         show_reasoning(text);
     } else {
+        // Calls are lines of their own.
+        if (event.channel == XP_CHANNEL_TOOL_CALL && text_line_open_) write_text("\n");
         write_text(text);
     }
 }

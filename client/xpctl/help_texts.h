@@ -85,13 +85,17 @@ The words of the prompt are joined by blanks; put -- before words that begin wit
 With -, or without a prompt when standard input is no terminal, it is read from there: as it
 is with --raw, without one newline at its end in a chat.
 
+With --think the model reasons first: --effort says how much where its chat format knows how to
+say it. DeepSeek-V4 hears of high and max only, Kimi-K3 of all three.
+
 Text appears as it is generated. On a terminal its control characters are left out, and the
 model's reasoning, the progress of a long prompt and the timings go to standard error; when
 standard error is no terminal, only messages go there. Ctrl-C cancels and waits for the
 daemon's confirmation, a second one exits at once.
 
---json prints one object: model, text, reasoning, tokens, prompt_tokens, finish_reason (stop,
-length, cancelled), seed, logprobs, timings.
+--json prints one object: model, text, reasoning, tool_calls (objects of name and arguments),
+tokens, prompt_tokens, finish_reason (stop, length, tool_calls, cancelled), seed, logprobs,
+timings.
 
 Examples:
   xpctl generate What is 17 + 25?

@@ -37,6 +37,27 @@ TEST(GenerateTest, streams_text_while_it_is_generated_and_ends_the_line) {
     EXPECT_EQ(outcome.err, "");
 }
 
+TEST(GenerateTest, tool_calls_are_lines_of_their_own_and_objects_in_json) {
+    const std::string line = R"({"name": "add", "arguments": "{\"a\": 1}"})" "\n";
+    const auto replies = [&] {
+        return answering({tokens({7}, "I add."), tokens({8}, line, shm::Channel::kToolCall),
+                          tokens({9}, line, shm::Channel::kToolCall),
+                          done(shm::FinishReason::kToolCalls)});
+    };
+    FakeDaemon daemon(replies());
+    EXPECT_EQ(run_xpctl({"generate", "q"}, {.socket = daemon.path()}).out,
+              "I add.\n" + line + line);
+    FakeDaemon again(replies());
+    const Outcome json = run_xpctl({"generate", "--json", "q"}, {.socket = again.path()});
+    const Json object = Json::parse(json.out);
+    EXPECT_EQ(object.at("text"), "I add.");
+    EXPECT_EQ(object.at("tool_calls"),
+              Json::parse(R"([{"name": "add", "arguments": "{\"a\": 1}"},
+                              {"name": "add", "arguments": "{\"a\": 1}"}])"));
+    EXPECT_EQ(object.at("tokens"), Json::parse("[7, 8, 9]"));
+    EXPECT_EQ(object.at("finish_reason"), "tool_calls");
+}
+
 TEST(GenerateTest, adds_no_newline_to_a_text_that_has_one_or_to_none) {
     FakeDaemon with(answering({tokens({1}, "line\n"), done()}));
     EXPECT_EQ(run_xpctl({"generate", "x"}, {.socket = with.path()}).out, "line\n");
