@@ -1,6 +1,7 @@
 #include "daemon/engine/model.h"
 
 #include "daemon/engine/deepseek4/model.h"
+#include "daemon/engine/kimi_k3/model.h"
 
 namespace xp {
 
@@ -9,8 +10,9 @@ Result<std::unique_ptr<Model>> load_model(const Pack& pack, Operators& operators
     XP_TRY(const std::string architecture,
            pack.resident().metadata().get_string("general.architecture"));
     if (architecture == "deepseek4") return load_deepseek4(pack, operators, options);
+    if (architecture == "kimi-k3") return load_kimi_k3(pack, operators, options);
     return make_error(ErrorCode::kUnsupported,
-                      "architecture \"{}\" is not supported; this build runs deepseek4",
+                      "architecture \"{}\" is not supported; this build runs deepseek4 and kimi-k3",
                       architecture);
 }
 

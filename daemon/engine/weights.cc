@@ -38,8 +38,11 @@ uint64_t host_weight_bytes(const GgufFile& file) {
     return tensor == nullptr ? 0 : tensor->bytes;
 }
 
-Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols) {
-    XP_TRY(const TensorInfo* tensor, find(names, {cols, rows}));
+Result<Weight> WeightLoader::matrix(Names names, uint64_t rows, uint64_t cols,
+                                    uint64_t matrices) {
+    XP_TRY(const TensorInfo* tensor,
+           matrices == 1 ? find(names, {cols, rows})
+                         : find(names, {cols, rows / matrices, matrices}));
     if (tensor == nullptr) return Weight{};
     XP_CHECK(check_type(*tensor));
     XP_TRY(DeviceBuffer buffer, operators_.allocate(tensor->bytes, tensor->name));
@@ -84,14 +87,25 @@ Result<Weight> WeightLoader::host_matrix(Names names, uint64_t rows, uint64_t co
 }
 
 Result<const float*> WeightLoader::floats(Names names, std::initializer_list<uint64_t> ne) {
+    XP_TRY(const std::vector<float> values, host_floats(names, ne));
+    return keep(values, *names.begin());
+}
+
+Result<std::vector<float>> WeightLoader::host_floats(Names names,
+                                                     std::initializer_list<uint64_t> ne) {
     XP_TRY(const TensorInfo* tensor, find(names, ne));
-    if (tensor == nullptr) return nullptr;
+    if (tensor == nullptr) return std::vector<float>{};
     XP_CHECK(check_type(*tensor));
     std::vector<std::byte> stored(tensor->bytes);
     XP_CHECK(file_.read_tensor(*tensor, 0, stored));
     std::vector<float> values(tensor->n_elements());
     traits_of(tensor->type).dequantise(stored.data(), values.data(), values.size());
-    XP_TRY(DeviceBuffer buffer, operators_.allocate(values.size() * sizeof(float), tensor->name));
+    return values;
+}
+
+Result<const float*> WeightLoader::keep(const std::vector<float>& values, std::string_view what) {
+    if (values.empty()) return nullptr;
+    XP_TRY(DeviceBuffer buffer, operators_.allocate(values.size() * sizeof(float), what));
     operators_.upload(buffer.data(), std::as_bytes(std::span(values)));
     const float* data = buffer.as<float>();
     bytes_ += buffer.bytes();

@@ -26,12 +26,16 @@ public:
 
     WeightLoader(const GgufFile& file, Operators& operators) : file_(file), operators_(operators) {}
 
-    // A matrix in its stored type.
-    Result<Weight> matrix(Names names, uint64_t rows, uint64_t cols);
+    // A matrix in its stored type; of several, one below the other, `rows` are those of all.
+    Result<Weight> matrix(Names names, uint64_t rows, uint64_t cols, uint64_t matrices = 1);
     // The same in host memory, as Operators::embed() wants it.
     Result<Weight> host_matrix(Names names, uint64_t rows, uint64_t cols);
     // Any float-like tensor as float32.
     Result<const float*> floats(Names names, std::initializer_list<uint64_t> ne);
+    // The same in host memory, for what is made of it, and back into the backend's memory.
+    Result<std::vector<float>> host_floats(Names names, std::initializer_list<uint64_t> ne);
+    Result<const float*> keep(const std::vector<float>& values, std::string_view what);
+    bool has(std::string_view name) const { return file_.find_tensor(name) != nullptr; }
     // An I32 tensor in host memory.
     Result<std::vector<int32_t>> integers(Names names, std::initializer_list<uint64_t> ne);
 

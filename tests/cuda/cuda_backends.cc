@@ -15,6 +15,8 @@ std::vector<BackendUnderTest> backends_under_test() {
              }}};
 }
 
+std::vector<std::string> architectures_under_test() { return {"deepseek4"}; }
+
 Result<Backend> open_model_backend(unsigned) { return open_cuda_backend({}); }
 
 }  // namespace xp::test

@@ -24,6 +24,9 @@ struct BackendUnderTest {
 
 std::vector<BackendUnderTest> backends_under_test();
 
+// The architectures that it runs whole models of, as GGUF names them.
+std::vector<std::string> architectures_under_test();
+
 // The backend that the program runs whole models on; `threads` where that means something.
 Result<Backend> open_model_backend(unsigned threads);
 

@@ -12,6 +12,8 @@ std::vector<BackendUnderTest> backends_under_test() {
     return backends;
 }
 
+std::vector<std::string> architectures_under_test() { return {"deepseek4", "kimi-k3"}; }
+
 Result<Backend> open_model_backend(unsigned threads) { return open_cpu_backend(threads); }
 
 }  // namespace xp::test

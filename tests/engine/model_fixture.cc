@@ -55,6 +55,14 @@ const Path& pack_of(const Path& gguf) {
     return it->second;
 }
 
+std::vector<ModelUnderTest> runnable(std::vector<ModelUnderTest> models) {
+    const std::vector<std::string> architectures = architectures_under_test();
+    std::erase_if(models, [&](const ModelUnderTest& model) {
+        return std::ranges::find(architectures, model.architecture) == architectures.end();
+    });
+    return models;
+}
+
 std::vector<TokenId> prompt(size_t n, uint64_t salt, size_t vocab) {
     std::vector<TokenId> tokens;
     for (uint64_t i = 0; i < n; ++i) {

@@ -33,6 +33,18 @@ inline constexpr size_t kTinyVocab = 512;
 // The tiny model with 16 indexer heads instead of 4; written once per process.
 const Path& tiny_twin();
 inline const Path kDemoDeepSeek4 = Path(XP_MODELS) / "xp-demo.gguf";
+inline const Path kDemoKimiK3 = Path(XP_MODELS) / "xp-demo-k3.gguf";
+
+// A model that suites run on, where the program's backend runs its architecture.
+struct ModelUnderTest {
+    const char* name;
+    const char* architecture;
+    const Path& (*gguf)();
+    KvType kv;
+    size_t positions;  // of a prompt
+};
+inline void PrintTo(const ModelUnderTest& model, std::ostream* out) { *out << model.name; }
+std::vector<ModelUnderTest> runnable(std::vector<ModelUnderTest> models);
 
 // Tokens that no model expects, others for another salt.
 std::vector<TokenId> prompt(size_t n, uint64_t salt = 0, size_t vocab = kTinyVocab);

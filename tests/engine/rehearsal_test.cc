@@ -6,6 +6,7 @@
 
 #include "tests/engine/backends.h"
 #include "tests/engine/model_fixture.h"
+#include "tests/engine/tiny_kimi_k3.h"
 
 namespace xp::test {
 namespace {
@@ -18,11 +19,21 @@ std::vector<float> logits_of(Model& model) {
     return sequence ? run(model, **sequence, kPrompt, kPrompt.size()) : std::vector<float>();
 }
 
-TEST(Rehearsal, ARehearsedModelComputesTheSameAndAllocatesNothingMore) {
-    LoadedModel loaded = load(pack_of(kTinyDeepSeek4));
+const Path& rehearsed_deepseek4() { return kTinyDeepSeek4; }
+const Path& rehearsed_kimi_k3() { return tiny_kimi_k3("small"); }
+
+class Rehearsal : public testing::TestWithParam<ModelUnderTest> {};
+INSTANTIATE_TEST_SUITE_P(
+    , Rehearsal,
+    testing::ValuesIn(runnable({{"deepseek4", "deepseek4", rehearsed_deepseek4, KvType::kF32, 13},
+                                {"kimi_k3", "kimi-k3", rehearsed_kimi_k3, KvType::kF32, 13}})),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Rehearsal, ARehearsedModelComputesTheSameAndAllocatesNothingMore) {
+    LoadedModel loaded = load(pack_of(GetParam().gguf()));
     ASSERT_TRUE(loaded.model);
     Model& model = *loaded.model;
-    const std::vector<float> expected = logits_of(*load(pack_of(kTinyDeepSeek4)).model);
+    const std::vector<float> expected = logits_of(*load(pack_of(GetParam().gguf())).model);
 
     auto slots = loaded.backend.make_slot_memory();
     ASSERT_TRUE(slots.ok()) << slots.error().message;
@@ -44,8 +55,8 @@ TEST(Rehearsal, ARehearsedModelComputesTheSameAndAllocatesNothingMore) {
     expect_identical(logits, expected, "logits after a rehearsal");
 }
 
-TEST(Rehearsal, AHollowSequenceIsAtItsPositionAndHasRoomForTheRest) {
-    LoadedModel loaded = load(pack_of(kTinyDeepSeek4));
+TEST_P(Rehearsal, AHollowSequenceIsAtItsPositionAndHasRoomForTheRest) {
+    LoadedModel loaded = load(pack_of(GetParam().gguf()));
     ASSERT_TRUE(loaded.model);
     const uint64_t context = loaded.model->info().context;
     auto sequence = loaded.model->create_hollow_sequence(context - 3);

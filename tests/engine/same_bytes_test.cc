@@ -4,33 +4,38 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/model_fixture.h"
+#include "tests/engine/tiny_kimi_k3.h"
 
 namespace xp::test {
 namespace {
 
-struct SameModel {
-    const char* name;
-    const Path& (*gguf)();
-    KvType kv;
-    size_t positions;  // of a prompt: beyond the window and borders of compressors
-};
-
-void PrintTo(const SameModel& model, std::ostream* out) { *out << model.name; }
-
 const Path& tiny() { return kTinyDeepSeek4; }
 const Path& demo() { return kDemoDeepSeek4; }
+const Path& k3_small() { return tiny_kimi_k3("small"); }
+const Path& k3_demo() { return kDemoKimiK3; }
+
+// Prompts of DeepSeek-V4 go beyond the window and borders of compressors.
+constexpr const char* kDeepSeek4 = "deepseek4";
+constexpr const char* kKimiK3 = "kimi-k3";
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 // Ten times slower, and the same code.
-const SameModel kModels[] = {{"tiny", tiny, KvType::kF32, 140}, {"demo", demo, KvType::kF32, 70}};
+const ModelUnderTest kModels[] = {{"tiny", kDeepSeek4, tiny, KvType::kF32, 140},
+                                  {"demo", kDeepSeek4, demo, KvType::kF32, 70},
+                                  {"k3", kKimiK3, k3_small, KvType::kF32, 70}};
 #else
-const SameModel kModels[] = {{"tiny", tiny, KvType::kF32, 280},
-                             {"tiny_f16", tiny, KvType::kF16, 280},
-                             {"twin", tiny_twin, KvType::kF32, 280},
-                             {"demo", demo, KvType::kF32, 150}};
+const Path& k3_q2k() { return tiny_kimi_k3("q2k"); }
+const ModelUnderTest kModels[] = {{"tiny", kDeepSeek4, tiny, KvType::kF32, 280},
+                                  {"tiny_f16", kDeepSeek4, tiny, KvType::kF16, 280},
+                                  {"twin", kDeepSeek4, tiny_twin, KvType::kF32, 280},
+                                  {"demo", kDeepSeek4, demo, KvType::kF32, 150},
+                                  {"k3", kKimiK3, k3_small, KvType::kF32, 220},
+                                  {"k3_f16", kKimiK3, k3_small, KvType::kF16, 220},
+                                  {"k3_q2k", kKimiK3, k3_q2k, KvType::kF32, 220},
+                                  {"k3_demo", kKimiK3, k3_demo, KvType::kF32, 150}};
 #endif
 
-class SameBytes : public testing::TestWithParam<SameModel> {
+class SameBytes : public testing::TestWithParam<ModelUnderTest> {
 protected:
     void SetUp() override {
         all_ = load_with({});
@@ -60,7 +65,7 @@ protected:
     LoadedModel all_;           // every expert in a slot
     std::vector<float> whole_;  // all of the prompt in one pass
 };
-INSTANTIATE_TEST_SUITE_P(, SameBytes, testing::ValuesIn(kModels),
+INSTANTIATE_TEST_SUITE_P(, SameBytes, testing::ValuesIn(runnable({std::begin(kModels), std::end(kModels)})),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(SameBytes, CacheAtTheHardFloorHalfAndAll) {
@@ -132,7 +137,7 @@ TEST_P(SameBytes, AloneOrInABatchOfEight) {
 
 TEST_P(SameBytes, AnyChunking) {
     // Also around the window's border.
-    for (const size_t chunk : {1, 7, 64, 127, 128, 129}) {
+    for (const size_t chunk : {1, 7, 16, 64, 127, 128, 129, 200}) {
         expect_identical(whole_, logits(all_, chunk), fmt::format("chunks of {}", chunk));
     }
 }

@@ -2,15 +2,24 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/model_fixture.h"
+#include "tests/engine/tiny_kimi_k3.h"
 
 namespace xp::test {
 namespace {
 
-class SequenceTest : public testing::TestWithParam<KvType> {
+const Path& sequence_deepseek4() { return kTinyDeepSeek4; }
+const Path& sequence_kimi_k3() { return tiny_kimi_k3("small"); }
+
+class SequenceTest : public testing::TestWithParam<ModelUnderTest> {
 protected:
     void SetUp() override {
-        loaded_ = load(pack_of(kTinyDeepSeek4), {.model = {.context = 1024, .kv = GetParam()}});
+        loaded_ = load_with(1024);
         ASSERT_NE(loaded_.model, nullptr);
+    }
+    static LoadedModel load_with(uint64_t context, uint64_t cache_bytes = 0) {
+        return load(pack_of(GetParam().gguf()),
+                    {.cache_bytes = cache_bytes,
+                     .model = {.context = context, .kv = GetParam().kv}});
     }
     std::unique_ptr<Sequence> sequence() const {
         auto sequence = loaded_.model->create_sequence();
@@ -19,10 +28,13 @@ protected:
     }
     LoadedModel loaded_;
 };
-INSTANTIATE_TEST_SUITE_P(, SequenceTest, testing::Values(KvType::kF32, KvType::kF16),
-                         [](const auto& info) {
-                             return info.param == KvType::kF32 ? "f32" : "f16";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , SequenceTest,
+    testing::ValuesIn(runnable({{"f32", "deepseek4", sequence_deepseek4, KvType::kF32, 300},
+                                {"f16", "deepseek4", sequence_deepseek4, KvType::kF16, 300},
+                                {"k3_f32", "kimi-k3", sequence_kimi_k3, KvType::kF32, 300},
+                                {"k3_f16", "kimi-k3", sequence_kimi_k3, KvType::kF16, 300}})),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // Positions around window, compressor and indexer borders, and in between.
 TEST_P(SequenceTest, RestoredSnapshotContinuesToTheSameBytes) {
@@ -55,9 +67,7 @@ TEST_P(SequenceTest, RestoredSnapshotContinuesToTheSameBytes) {
 // At the hard floor of slots, so that the two passes fight for them.
 TEST_P(SequenceTest, PassesInterleaveAtWaveBoundaries) {
     const uint64_t slot = loaded_.cache->stats().slot_bytes / loaded_.cache->stats().slots;
-    const LoadedModel small =
-        load(pack_of(kTinyDeepSeek4), {.cache_bytes = loaded_.cache->stats().floor_slots * slot,
-                              .model = {.context = 1024, .kv = GetParam()}});
+    const LoadedModel small = load_with(1024, loaded_.cache->stats().floor_slots * slot);
     ASSERT_NE(small.model, nullptr);
     const std::vector<TokenId> long_prompt = prompt(200, 1);
     const std::vector<TokenId> short_prompt = prompt(40, 2);
@@ -85,7 +95,7 @@ TEST_P(SequenceTest, PassesInterleaveAtWaveBoundaries) {
                          pass->logits(0), fmt::format("decoded token {}", decoded));
         ++decoded;
     }
-    EXPECT_GT(waves, 12u) << "six layers in more than one wave each";
+    EXPECT_GT(waves, 12u) << "layers in more than one wave each";
     EXPECT_GT(decoded, 5u);
     for (size_t i = 0; i < long_prompt.size(); ++i) {
         expect_identical(std::span(long_alone).subspan(i * kTinyVocab, kTinyVocab),
@@ -108,8 +118,7 @@ TEST_P(SequenceTest, RestoreRefusesWhatIsNotItsOwn) {
     std::vector<std::byte> other_model = snapshot;
     other_model[8] ^= std::byte{1};
     EXPECT_NE(other->restore(other_model).error().message.find("another model"), std::string::npos);
-    const LoadedModel longer_context =
-        load(pack_of(kTinyDeepSeek4), {.model = {.context = 2048, .kv = GetParam()}});
+    const LoadedModel longer_context = load_with(2048);
     EXPECT_FALSE((*longer_context.model->create_sequence())->restore(snapshot));
     EXPECT_EQ(other->position(), 0u) << "a refused restore changes nothing";
 }

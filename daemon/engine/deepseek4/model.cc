@@ -1,17 +1,10 @@
 #include "daemon/engine/deepseek4/model.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "daemon/engine/deepseek4/pass.h"
 
 namespace xp {
-namespace {
-
-// Workspaces kept for reuse: one for decode, one for prefill chunks, one for whoever comes between.
-constexpr size_t kIdleWorkspaces = 3;
-
-}  // namespace
 
 Result<std::unique_ptr<Model>> load_deepseek4(const Pack& pack, Operators& operators,
                                               const ModelOptions& options) {
@@ -129,34 +122,12 @@ Result<void> DeepSeek4Model::load_experts(WeightLoader& loader, const Pack& pack
     const std::string p = fmt::format("blk.{}.", index);
     const uint64_t dim = config_.dim;
     const uint64_t ffn = config_.ffn_dim;
-    layer.experts = pack.find_layer(index);
-    if (layer.experts == nullptr) {
-        return make_error(ErrorCode::kCorrupt, "{} holds no experts of layer {}",
-                          pack.directory().native(), index);
-    }
+    XP_TRY(layer.experts, find_experts(pack, index, dim, ffn, config_.top_k));
     const uint32_t n_experts = layer.experts->n_experts;
     if (config_.n_experts != 0 && config_.n_experts != n_experts) {
         return make_error(ErrorCode::kCorrupt,
                           "deepseek4.expert_count is {}, but layer {} has {} experts",
                           config_.n_experts, index, n_experts);
-    }
-    if (n_experts < config_.top_k) {
-        return make_error(ErrorCode::kCorrupt, "layer {} has {} experts, but {} are used per token",
-                          index, n_experts, config_.top_k);
-    }
-    for (size_t r = 0; r < kExpertRoles; ++r) {
-        const RoleLayout& role = layer.experts->roles[r];
-        const bool down = static_cast<ExpertRole>(r) == ExpertRole::kDown;
-        if (role.rows != (down ? dim : ffn) || role.cols != (down ? ffn : dim)) {
-            return make_error(ErrorCode::kCorrupt,
-                              "{} matrix of the experts of layer {} is {} × {}",
-                              role_name(static_cast<ExpertRole>(r)), index, role.rows, role.cols);
-        }
-        if (traits_of(role.type).dequantise == nullptr) {
-            return make_error(ErrorCode::kUnsupported,
-                              "experts of layer {} have type {}, which cannot be computed with",
-                              index, traits_of(role.type).name);
-        }
     }
     XP_TRY(layer.hc_ffn, load_hyper_connection(loader, p, "ffn"));
     XP_TRY(layer.ffn_norm, loader.floats({p + "ffn_norm.weight"}, {dim}));
@@ -183,16 +154,14 @@ Result<void> DeepSeek4Model::load_experts(WeightLoader& loader, const Pack& pack
 }
 
 Result<std::unique_ptr<Sequence>> DeepSeek4Model::create_sequence() {
-    XP_TRY(std::unique_ptr<DeepSeek4Sequence> sequence,
-           DeepSeek4Sequence::create(config_, identity_, operators_, options_));
-    return std::unique_ptr<Sequence>(std::move(sequence));
+    return create_hollow_sequence(0);
 }
 
 Result<std::unique_ptr<Sequence>> DeepSeek4Model::create_hollow_sequence(uint64_t position) {
     XP_TRY(std::unique_ptr<DeepSeek4Sequence> sequence,
-           DeepSeek4Sequence::create(config_, identity_, operators_, options_));
+           DeepSeek4Sequence::create(*this, config_, identity_, operators_, options_));
     XP_ASSERT(position <= options_.context);
-    sequence->position_ = position;
+    sequence->set_position(position);
     return std::unique_ptr<Sequence>(std::move(sequence));
 }
 
@@ -200,66 +169,21 @@ Result<void> DeepSeek4Model::reserve(uint32_t n_rows, uint32_t n_logits) {
     XP_TRY(std::unique_ptr<DeepSeek4Workspace> workspace, take_workspace(n_rows));
     Result<DeviceBuffer> logits = operators_.allocate(
         uint64_t{n_logits} * config_.n_vocab * sizeof(float), "logits");
-    give_back(std::move(workspace));
+    workspaces_.give_back(std::move(workspace));
     return logits ? Result<void>() : std::move(logits).error();
 }
 
 Result<std::unique_ptr<ForwardPass>> DeepSeek4Model::forward(std::span<const Row> rows,
                                                              const PassObserver* observer) {
     XP_ASSERT(cache_ != nullptr);
-    const auto invalid = [](std::string text) {
-        return Error{ErrorCode::kInvalidArgument, std::move(text)};
-    };
-    if (rows.empty() || rows.size() > std::numeric_limits<uint16_t>::max()) {
-        return invalid(fmt::format("a batch has 1 to {} rows, not {}",
-                                   std::numeric_limits<uint16_t>::max(), rows.size()));
-    }
-    std::vector<DeepSeek4Pass::Span> spans;
-    for (uint32_t i = 0; i < rows.size(); ++i) {
-        const Row& row = rows[i];
-        if (row.token < 0 || static_cast<uint32_t>(row.token) >= config_.n_vocab) {
-            return invalid(fmt::format("token id {} is not in the vocabulary of {}", row.token,
-                                       config_.n_vocab));
-        }
-        auto* sequence = dynamic_cast<DeepSeek4Sequence*>(row.sequence);
-        if (sequence == nullptr || &sequence->config_ != &config_) {
-            return invalid("a row belongs to no sequence of this model");
-        }
-        if (spans.empty() || spans.back().sequence != sequence) {
-            for (const auto& span : spans) {
-                if (span.sequence == sequence) {
-                    return invalid("rows of one sequence are not consecutive");
-                }
-            }
-            if (sequence->in_pass_) {
-                return invalid("a sequence is in a pass that did not complete; restore a snapshot");
-            }
-            spans.push_back({sequence, i, 0});
-        }
-        DeepSeek4Pass::Span& span = spans.back();
-        ++span.n_rows;
-        if (sequence->position_ + span.n_rows > options_.context) {
-            return make_error(ErrorCode::kLimit, "the context of {} tokens is full",
-                              options_.context);
-        }
-    }
+    XP_TRY(std::vector<SequenceSpan> spans, spans_of(rows, *this));
     XP_TRY(std::unique_ptr<DeepSeek4Workspace> workspace,
            take_workspace(static_cast<uint32_t>(rows.size())));
     return std::unique_ptr<ForwardPass>(std::make_unique<DeepSeek4Pass>(
         *this, rows, std::move(spans), std::move(workspace), observer));
 }
 
-Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::take_workspace(uint32_t n_rows) {
-    auto best = idle_.end();
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-        if ((*it)->capacity < n_rows) continue;
-        if (best == idle_.end() || (*it)->capacity < (*best)->capacity) best = it;
-    }
-    if (best != idle_.end()) {
-        std::unique_ptr<DeepSeek4Workspace> workspace = std::move(*best);
-        idle_.erase(best);
-        return workspace;
-    }
+Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::make_workspace(uint32_t n_rows) {
     auto workspace = std::make_unique<DeepSeek4Workspace>();
     workspace->capacity = n_rows;
     const DeepSeek4Config& c = config_;
@@ -298,18 +222,6 @@ Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::take_workspace(uint3
     XP_CHECK(reserve(w.expert_out, uint64_t{c.top_k} * c.dim));
     for (float** t : {&w.turns_plain, &w.turns_compress}) XP_CHECK(reserve(*t, c.rope_dims));
     return workspace;
-}
-
-void DeepSeek4Model::give_back(std::unique_ptr<DeepSeek4Workspace> workspace) {
-    if (idle_.size() < kIdleWorkspaces) {
-        idle_.push_back(std::move(workspace));
-        return;
-    }
-    // Keep the larger ones: they serve every pass.
-    const auto smallest =
-        std::min_element(idle_.begin(), idle_.end(),
-                         [](const auto& a, const auto& b) { return a->capacity < b->capacity; });
-    if ((*smallest)->capacity < workspace->capacity) *smallest = std::move(workspace);
 }
 
 }  // namespace xp

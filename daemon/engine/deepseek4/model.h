@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "daemon/engine/deepseek4/config.h"
-#include "daemon/engine/model.h"
+#include "daemon/engine/state_sequence.h"
 #include "daemon/engine/weights.h"
+#include "daemon/engine/workspace_pool.h"
 
 namespace xp {
 
@@ -43,7 +44,7 @@ struct DeepSeek4Layer {
     const PackLayer* experts = nullptr;
 };
 
-class DeepSeek4Sequence final : public Sequence {
+class DeepSeek4Sequence final : public StateSequence {
 public:
     // Attention rows are kept as `kv`; compressor buffers always as float32. Sizes follow
     // DeepSeek4Config; rows for the whole context are reserved, and committed as they are used.
@@ -55,38 +56,23 @@ public:
         DeviceBuffer index_keys, index_gates;
     };
 
-    static Result<std::unique_ptr<DeepSeek4Sequence>> create(const DeepSeek4Config& config,
+    static Result<std::unique_ptr<DeepSeek4Sequence>> create(const Model& model,
+                                                             const DeepSeek4Config& config,
                                                              const Sha256Digest& identity,
                                                              Operators& operators,
                                                              const ModelOptions& options);
     static uint64_t state_bytes(const DeepSeek4Config& config, const ModelOptions& options);
 
-    uint64_t position() const override { return position_; }
-    std::vector<std::byte> snapshot() const override;
-    Result<void> restore(std::span<const std::byte> snapshot) override;
-
 private:
-    friend class DeepSeek4Model;
     friend class DeepSeek4Pass;
 
-    DeepSeek4Sequence(const DeepSeek4Config& config, const Sha256Digest& identity,
-                      Operators& operators, const ModelOptions& options)
-        : config_(config), identity_(identity), operators_(operators), options_(options) {}
-
-    // A buffer and how many of its bytes hold state at `position`.
-    struct Part {
-        const DeviceBuffer* buffer;
-        uint64_t bytes;
-    };
-    std::vector<Part> parts_at(uint64_t position) const;
+    DeepSeek4Sequence(const Model& model, const DeepSeek4Config& config,
+                      const Sha256Digest& identity, Operators& operators,
+                      const ModelOptions& options);
+    std::vector<Part> parts_at(uint64_t position) const override;
 
     const DeepSeek4Config& config_;
-    const Sha256Digest& identity_;
-    Operators& operators_;
-    ModelOptions options_;
     std::vector<LayerState> layers_;
-    uint64_t position_ = 0;
-    bool in_pass_ = false;   // a pass over it was begun and did not complete
 };
 
 // Intermediate results of one pass, for up to `capacity` rows; all float32 unless named otherwise.
@@ -135,8 +121,10 @@ private:
     Result<void> load_experts(WeightLoader& loader, const Pack& pack, uint32_t index,
                               DeepSeek4Layer& layer);
 
-    Result<std::unique_ptr<DeepSeek4Workspace>> take_workspace(uint32_t n_rows);
-    void give_back(std::unique_ptr<DeepSeek4Workspace> workspace);
+    Result<std::unique_ptr<DeepSeek4Workspace>> make_workspace(uint32_t n_rows);
+    Result<std::unique_ptr<DeepSeek4Workspace>> take_workspace(uint32_t n_rows) {
+        return workspaces_.take(n_rows, [this](uint32_t n) { return make_workspace(n); });
+    }
 
     Operators& operators_;
     ExpertCache* cache_ = nullptr;
@@ -150,7 +138,7 @@ private:
     const float* head_base_ = nullptr;
     const float* head_scale_ = nullptr;
     std::vector<DeepSeek4Layer> layers_;
-    std::vector<std::unique_ptr<DeepSeek4Workspace>> idle_;
+    WorkspacePool<DeepSeek4Workspace> workspaces_;
 };
 
 Result<std::unique_ptr<Model>> load_deepseek4(const Pack& pack, Operators& operators,

@@ -11,86 +11,39 @@
 #include <cmath>
 
 namespace xp {
-namespace {
-
-constexpr uint64_t kKeptLogitsBytes = uint64_t{8} << 20;
-
-}  // namespace
 
 DeepSeek4Pass::DeepSeek4Pass(DeepSeek4Model& model, std::span<const Row> rows,
-                             std::vector<Span> spans,
+                             std::vector<SequenceSpan> spans,
                              std::unique_ptr<DeepSeek4Workspace> workspace,
                              const PassObserver* observer)
-    : model_(model),
-      ops_(model.operators_),
-      rows_(rows.begin(), rows.end()),
-      spans_(std::move(spans)),
-      work_(std::move(workspace)) {
-    if (observer != nullptr) observer_ = *observer;
-    for (const Span& span : spans_) span.sequence->in_pass_ = true;
-}
+    : LayeredPass({model.config_.n_layers, model.config_.n_vocab, model.config_.top_k},
+                  model.operators_, *model.cache_, rows, std::move(spans), observer),
+      model_(model),
+      work_(std::move(workspace)) {}
 
-DeepSeek4Pass::~DeepSeek4Pass() {
-    acquisition_.reset();
-    // What many rows asked for would otherwise stay allocated for all who ask for one.
-    if (work_->logits.bytes() > kKeptLogitsBytes) work_->logits = DeviceBuffer();
-    model_.give_back(std::move(work_));
-}
-
-Result<bool> DeepSeek4Pass::step() {
-    XP_ASSERT(!complete_ && !failed_);
-    failed_ = true;  // until this step has come to its end
-    if (!acquisition_) {
-        if (layer_ == 0) begin();
-        attention_part();
-        route();
-        // Reads begin as soon as the experts are known; a device gets work before it is asked.
-        if (!ops_.runs_behind()) acquire_experts();
-        shared_expert();
-        if (ops_.runs_behind()) acquire_experts();
-    }
-    XP_TRY(const std::span<const ReadyExpert> group, acquisition_->next());
-    XP_CHECK(compute_group(group));
-    acquisition_->release();
-    prefetch_hashed(layer_ + 1);
-    if (experts_left_ == 0) {
-        acquisition_.reset();
-        finish_layer();
-        if (++layer_ == model_.config_.n_layers) XP_CHECK(head());
-    }
-    XP_CHECK(ops_.status());
-    failed_ = false;
-    return complete_;
-}
-
-std::span<const float> DeepSeek4Pass::logits(size_t row) const {
-    XP_ASSERT(complete_ && logits_index_[row] != UINT32_MAX);
-    const uint64_t n_vocab = model_.config_.n_vocab;
-    return std::span(logits_).subspan(logits_index_[row] * n_vocab, n_vocab);
-}
+DeepSeek4Pass::~DeepSeek4Pass() { model_.workspaces_.give_back(std::move(work_)); }
 
 void DeepSeek4Pass::begin() {
     find_hashed();
-    prefetch_hashed(0);
-    embed();
-}
-
-void DeepSeek4Pass::embed() {
-    std::vector<TokenId> tokens(rows_.size());
-    std::transform(rows_.begin(), rows_.end(), tokens.begin(),
-                   [](const Row& r) { return r.token; });
-    ops_.embed(model_.embedding_, tokens, model_.config_.streams, work_->state);
+    prefetch(0);
+    embed(model_.embedding_, model_.config_.streams, work_->state);
     fill_turns(model_.config_.frequencies_plain, work_->turns_plain);
     fill_turns(model_.config_.frequencies_compress, work_->turns_compress);
+}
+
+const PackLayer* DeepSeek4Pass::begin_layer() {
+    attention_part();
+    route();
+    return layer().experts;
 }
 
 // Angles in double: positions reach a million radians, where float32 has lost the fraction.
 void DeepSeek4Pass::fill_turns(std::span<const double> frequencies, float* turns) {
     std::vector<float> host(rows_.size() * 2 * frequencies.size());
-    for (const Span& span : spans_) {
+    for (const SequenceSpan& span : spans_) {
         for (uint32_t i = 0; i < span.n_rows; ++i) {
             float* row = host.data() + (span.first_row + i) * 2 * frequencies.size();
-            const double p = static_cast<double>(span.sequence->position_ + i);
+            const double p = static_cast<double>(span.sequence->position() + i);
             for (size_t f = 0; f < frequencies.size(); ++f) {
                 row[2 * f] = static_cast<float>(std::cos(p * frequencies[f]));
                 row[2 * f + 1] = static_cast<float>(std::sin(p * frequencies[f]));
@@ -157,9 +110,9 @@ void DeepSeek4Pass::attention_part() {
     if (picks) pick_rows();
 
     std::vector<AttentionSegment> segments;
-    for (const Span& span : spans_) {
-        DeepSeek4Sequence::LayerState& state = span.sequence->layers_[layer_];
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position_,
+    for (const SequenceSpan& span : spans_) {
+        DeepSeek4Sequence::LayerState& state = state_of(span);
+        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
                             state.ring.data(), state.compressed.data()});
     }
     ops_.attention({
@@ -180,9 +133,9 @@ void DeepSeek4Pass::attention_part() {
 void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
     const DeepSeek4Config& c = model_.config_;
     std::vector<CompressorSegment> segments;
-    for (const Span& span : spans_) {
-        DeepSeek4Sequence::LayerState& s = span.sequence->layers_[layer_];
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position_,
+    for (const SequenceSpan& span : spans_) {
+        DeepSeek4Sequence::LayerState& s = state_of(span);
+        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
                             (index ? s.index_keys : s.keys).as<float>(),
                             (index ? s.index_gates : s.gates).as<float>(),
                             (index ? s.index_rows : s.compressed).data()});
@@ -200,8 +153,8 @@ void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
 bool DeepSeek4Pass::picks_rows() const {
     const DeepSeek4Config& c = model_.config_;
     if (!c.indexed(layer_)) return false;
-    const auto chooses = [&](const Span& span) {
-        return (span.sequence->position_ + span.n_rows) / c.ratio[layer_] > c.index_top_k;
+    const auto chooses = [&](const SequenceSpan& span) {
+        return (span.sequence->position() + span.n_rows) / c.ratio[layer_] > c.index_top_k;
     };
     return observer_.indexed || std::any_of(spans_.begin(), spans_.end(), chooses);
 }
@@ -210,9 +163,9 @@ bool DeepSeek4Pass::picks_rows() const {
 void DeepSeek4Pass::pick_rows() {
     const DeepSeek4Config& c = model_.config_;
     std::vector<IndexSegment> segments;
-    for (const Span& span : spans_) {
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position_,
-                            span.sequence->layers_[layer_].index_rows.data()});
+    for (const SequenceSpan& span : spans_) {
+        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
+                            state_of(span).index_rows.data()});
     }
     const float heads_dims =
         static_cast<float>(c.index_dim) * static_cast<float>(c.index_heads);
@@ -248,21 +201,12 @@ void DeepSeek4Pass::find_hashed() {
 
 // Reads of what is known already go on while other things are computed. In order, so that what is
 // needed last never takes the place of what is needed first.
-void DeepSeek4Pass::prefetch_hashed(uint32_t first_layer) {
+void DeepSeek4Pass::prefetch(uint32_t first_layer) {
     for (const Hashed& hashed : hashed_) {
         if (hashed.layer < first_layer) continue;
         const uint32_t block = model_.layers_[hashed.layer].experts->layer;
-        if (!model_.cache_->prefetch(block, hashed.distinct)) break;
+        if (!cache_.prefetch(block, hashed.distinct)) break;
     }
-}
-
-std::vector<uint32_t> DeepSeek4Pass::forced_experts(uint32_t layer) const {
-    const uint32_t k = model_.config_.top_k;
-    std::vector<uint32_t> ids(rows_.size() * k);
-    for (uint32_t row = 0; row < n_rows(); ++row) {
-        observer_.choose(layer, row, std::span(ids).subspan(uint64_t{row} * k, k));
-    }
-    return ids;
 }
 
 // Chooses the experts of every row.
@@ -270,11 +214,11 @@ void DeepSeek4Pass::route() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
     ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    fixed_ids_.clear();
     const auto hashed = std::find_if(hashed_.begin(), hashed_.end(),
                                      [&](const Hashed& h) { return h.layer == layer_; });
     if (hashed != hashed_.end()) {
         fixed_ids_ = std::move(hashed->ids);
+        ids_known_ = true;
     } else if (observer_.choose) {
         fixed_ids_ = forced_experts(layer_);
     }
@@ -286,43 +230,7 @@ void DeepSeek4Pass::route() {
                n_rows());
 }
 
-// Asks for the experts that were chosen, which starts the reads of those missing.
-void DeepSeek4Pass::acquire_experts() {
-    const DeepSeek4Config& c = model_.config_;
-    std::vector<uint32_t> ids = fixed_ids_;
-    // Only what the tokens themselves say is known without waiting.
-    if (layer().hash_experts.empty() || observer_.routed) {
-        ids.resize(rows_.size() * c.top_k);
-        std::vector<float> weights(observer_.routed ? ids.size() : 0);
-        ops_.routed(ids, weights);
-        if (observer_.routed) observe_routing(ids, weights);
-    }
-
-    // A row's outputs are added in ascending expert id, whenever they arrive: its slots are in that
-    // order. Sorting by expert then gives each expert its rows.
-    choices_.clear();
-    std::vector<Choice> row_choices(c.top_k);
-    for (uint32_t row = 0; row < n_rows(); ++row) {
-        for (uint32_t j = 0; j < c.top_k; ++j) {
-            row_choices[j] = {ids[row * c.top_k + j], row, 0, j};
-        }
-        std::stable_sort(row_choices.begin(), row_choices.end(),
-                         [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
-        for (uint32_t j = 0; j < c.top_k; ++j) row_choices[j].slot = j;
-        choices_.insert(choices_.end(), row_choices.begin(), row_choices.end());
-    }
-    std::stable_sort(choices_.begin(), choices_.end(),
-                     [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
-    std::vector<uint32_t> distinct;
-    for (const Choice& choice : choices_) {
-        if (distinct.empty() || distinct.back() != choice.expert) distinct.push_back(choice.expert);
-    }
-    experts_left_ = static_cast<uint32_t>(distinct.size());
-    acquisition_.emplace(model_.cache_->acquire(layer().experts->layer, distinct));
-    prefetch_hashed(layer_ + 1);
-}
-
-void DeepSeek4Pass::shared_expert() {
+void DeepSeek4Pass::beside_experts() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
     ops_.matmul_gated(l.shared_gate, l.shared_up, work_->x, n_rows(),
@@ -330,50 +238,13 @@ void DeepSeek4Pass::shared_expert() {
     ops_.matmul(l.shared_down, work_->shared_mid, n_rows(), work_->shared);
 }
 
-Result<void> DeepSeek4Pass::compute_group(std::span<const ReadyExpert> group) {
-    const DeepSeek4Config& c = model_.config_;
-    const PackLayer& pack = *layer().experts;
-    if (group.empty() || group.size() > experts_left_) {
-        return make_error(ErrorCode::kInternal, "the expert cache handed out {} experts of {}",
-                          group.size(), experts_left_);
-    }
-    experts_left_ -= static_cast<uint32_t>(group.size());
-
-    std::vector<uint32_t> rows, slots, choices;
-    std::vector<std::pair<size_t, size_t>> ranges;
-    for (const ReadyExpert& ready : group) {
-        const auto [first, last] = std::equal_range(
-            choices_.begin(), choices_.end(), Choice{ready.expert, 0, 0, 0},
-            [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
-        ranges.emplace_back(rows.size(), static_cast<size_t>(last - first));
-        for (auto choice = first; choice != last; ++choice) {
-            rows.push_back(choice->row);
-            slots.push_back(choice->slot);
-            choices.push_back(choice->choice);
-        }
-    }
-    std::vector<ExpertWork> experts;
-    for (size_t e = 0; e < group.size(); ++e) {
-        const auto [first, n] = ranges[e];
-        experts.push_back({group[e].data, std::span(rows).subspan(first, n),
-                           std::span(slots).subspan(first, n),
-                           std::span(choices).subspan(first, n)});
-    }
-    const auto shape = [&](ExpertRole role) {
-        const RoleLayout& r = pack.roles[static_cast<size_t>(role)];
-        return Weight{r.type, r.layout, static_cast<uint32_t>(r.rows),
-                      static_cast<uint32_t>(r.cols), nullptr};
-    };
-    const auto offset = [&](ExpertRole role) {
-        return pack.roles[static_cast<size_t>(role)].offset;
-    };
-    ops_.experts({.gate = shape(ExpertRole::kGate), .up = shape(ExpertRole::kUp),
-                  .down = shape(ExpertRole::kDown), .gate_offset = offset(ExpertRole::kGate),
-                  .up_offset = offset(ExpertRole::kUp), .down_offset = offset(ExpertRole::kDown),
-                  .x = work_->x, .weights = work_->expert_weights,
-                  .activation = {.limit = c.clamp_experts[layer_]}, .n_slots = c.top_k, .experts = experts,
-                  .out = work_->expert_out});
-    return {};
+ExpertArgs DeepSeek4Pass::expert_args() {
+    ExpertArgs args;
+    args.x = work_->x;
+    args.weights = work_->expert_weights;
+    args.activation.limit = model_.config_.clamp_experts[layer_];
+    args.out = work_->expert_out;
+    return args;
 }
 
 HcUpdate DeepSeek4Pass::feed_forward_update() const {
@@ -389,54 +260,26 @@ void DeepSeek4Pass::finish_layer() {
     if (!update_left_) {
         ops_.hc_post(feed_forward_update(), n_rows(), c.streams, c.dim, work_->state);
     }
-    if (observer_.layer_done) {
-        std::vector<float> state(uint64_t{n_rows()} * c.streams * c.dim);
-        ops_.download(std::as_writable_bytes(std::span(state)),
-                      reinterpret_cast<const std::byte*>(work_->state));
-        observer_.layer_done(layer_, state);
-    }
 }
 
-// Only for the rows that asked: their states are moved together first.
-Result<void> DeepSeek4Pass::head() {
+std::vector<float> DeepSeek4Pass::state() {
+    const DeepSeek4Config& c = model_.config_;
+    return downloaded(work_->state, uint64_t{n_rows()} * c.streams * c.dim);
+}
+
+// The states of the rows that asked are moved together first.
+Result<const float*> DeepSeek4Pass::head(std::span<const uint32_t> rows) {
     const DeepSeek4Config& c = model_.config_;
     const uint64_t flat = uint64_t{c.streams} * c.dim;
-    logits_index_.assign(rows_.size(), UINT32_MAX);
-    uint32_t n = 0;
-    for (uint32_t row = 0; row < n_rows(); ++row) {
-        if (!rows_[row].logits) continue;
-        if (n != row) ops_.copy(work_->state + row * flat, flat, work_->state + n * flat);
-        logits_index_[row] = n++;
+    const auto n = static_cast<uint32_t>(rows.size());
+    for (uint32_t i = 0; i < n; ++i) {
+        if (rows[i] != i) ops_.copy(work_->state + rows[i] * flat, flat, work_->state + i * flat);
     }
-    if (n > 0) {
-        ops_.hc_head({.state = work_->state, .fn = model_.head_fn_, .base = model_.head_base_,
-                      .scale = model_.head_scale_, .norm = model_.output_norm_,
-                      .streams = c.streams, .dim = c.dim, .norm_epsilon = c.norm_epsilon,
-                      .epsilon = c.hc_epsilon},
-                     n, work_->x);
-        const uint64_t bytes = uint64_t{n} * c.n_vocab * sizeof(float);
-        if (work_->logits.bytes() < bytes) {
-            XP_TRY(work_->logits, ops_.allocate(bytes, "logits"));
-        }
-        ops_.matmul(model_.output_, work_->x, n, work_->logits.as<float>());
-        logits_.resize(uint64_t{n} * c.n_vocab);
-        ops_.download(std::as_writable_bytes(std::span(logits_)), work_->logits.data());
-    }
-    for (const Span& span : spans_) {
-        span.sequence->position_ += span.n_rows;
-        span.sequence->in_pass_ = false;
-    }
-    complete_ = true;
-    return {};
-}
-
-void DeepSeek4Pass::observe_routing(std::span<const uint32_t> ids,
-                                    std::span<const float> weights) const {
-    const uint32_t k = model_.config_.top_k;
-    for (uint32_t row = 0; row < n_rows(); ++row) {
-        observer_.routed(layer_, row, ids.subspan(uint64_t{row} * k, k),
-                         weights.subspan(uint64_t{row} * k, k));
-    }
+    ops_.hc_head({.state = work_->state, .fn = model_.head_fn_, .base = model_.head_base_,
+                  .scale = model_.head_scale_, .norm = model_.output_norm_, .streams = c.streams,
+                  .dim = c.dim, .norm_epsilon = c.norm_epsilon, .epsilon = c.hc_epsilon},
+                 n, work_->x);
+    return logits_of(model_.output_, work_->x, n, work_->logits);
 }
 
 void DeepSeek4Pass::observe_picks() const {

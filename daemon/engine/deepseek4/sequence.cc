@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "daemon/engine/deepseek4/model.h"
 
@@ -8,15 +7,6 @@ namespace xp {
 namespace {
 
 constexpr uint64_t kSnapshotMagic = 0x3153514553345344;  // "DS4SEQS1"
-
-struct SnapshotHeader {
-    uint64_t magic;
-    Sha256Digest identity;
-    uint64_t position;
-    uint64_t context;
-    uint32_t kv;
-    uint32_t reserved;
-};
 
 uint64_t buffer_floats(const DeepSeek4Config& config, uint32_t layer, uint32_t dim) {
     const uint64_t factor = config.compressor_factor(layer);
@@ -42,12 +32,16 @@ uint64_t DeepSeek4Sequence::state_bytes(const DeepSeek4Config& config,
     return bytes;
 }
 
-Result<std::unique_ptr<DeepSeek4Sequence>> DeepSeek4Sequence::create(const DeepSeek4Config& config,
-                                                                     const Sha256Digest& identity,
-                                                                     Operators& operators,
-                                                                     const ModelOptions& options) {
+DeepSeek4Sequence::DeepSeek4Sequence(const Model& model, const DeepSeek4Config& config,
+                                     const Sha256Digest& identity, Operators& operators,
+                                     const ModelOptions& options)
+    : StateSequence(kSnapshotMagic, model, identity, operators, options), config_(config) {}
+
+Result<std::unique_ptr<DeepSeek4Sequence>> DeepSeek4Sequence::create(
+    const Model& model, const DeepSeek4Config& config, const Sha256Digest& identity,
+    Operators& operators, const ModelOptions& options) {
     std::unique_ptr<DeepSeek4Sequence> sequence(
-        new DeepSeek4Sequence(config, identity, operators, options));
+        new DeepSeek4Sequence(model, config, identity, operators, options));
     const uint64_t kv = kv_bytes(options.kv);
     const auto reserve = [&](uint64_t bytes) { return operators.allocate(bytes, "a sequence"); };
     const auto reserve_gates = [&](uint64_t floats) -> Result<DeviceBuffer> {
@@ -75,7 +69,7 @@ Result<std::unique_ptr<DeepSeek4Sequence>> DeepSeek4Sequence::create(const DeepS
     return sequence;
 }
 
-std::vector<DeepSeek4Sequence::Part> DeepSeek4Sequence::parts_at(uint64_t position) const {
+std::vector<StateSequence::Part> DeepSeek4Sequence::parts_at(uint64_t position) const {
     const uint64_t kv = kv_bytes(options_.kv);
     std::vector<Part> parts;
     for (uint32_t layer = 0; layer < config_.n_layers; ++layer) {
@@ -93,50 +87,6 @@ std::vector<DeepSeek4Sequence::Part> DeepSeek4Sequence::parts_at(uint64_t positi
         parts.push_back({&state.index_gates, state.index_gates.bytes()});
     }
     return parts;
-}
-
-std::vector<std::byte> DeepSeek4Sequence::snapshot() const {
-    XP_ASSERT(!in_pass_);
-    const SnapshotHeader header = {kSnapshotMagic, identity_, position_, options_.context,
-                                   static_cast<uint32_t>(options_.kv), 0};
-    const std::vector<Part> parts = parts_at(position_);
-    uint64_t bytes = sizeof header;
-    for (const Part& part : parts) bytes += part.bytes;
-    std::vector<std::byte> snapshot(bytes);
-    std::memcpy(snapshot.data(), &header, sizeof header);
-    uint64_t at = sizeof header;
-    for (const Part& part : parts) {
-        operators_.download(std::span(snapshot).subspan(at, part.bytes), part.buffer->data());
-        at += part.bytes;
-    }
-    return snapshot;
-}
-
-Result<void> DeepSeek4Sequence::restore(std::span<const std::byte> snapshot) {
-    const auto corrupt = [](const char* text) {
-        return Error{ErrorCode::kCorrupt, fmt::format("sequence snapshot: {}", text)};
-    };
-    SnapshotHeader header;
-    if (snapshot.size() < sizeof header) return corrupt("cut short");
-    std::memcpy(&header, snapshot.data(), sizeof header);
-    if (header.magic != kSnapshotMagic) return corrupt("not a snapshot of this kind");
-    if (header.identity != identity_) return corrupt("belongs to another model");
-    if (header.context != options_.context || header.kv != static_cast<uint32_t>(options_.kv)) {
-        return corrupt("was made with another context or kv setting");
-    }
-    if (header.position > options_.context) return corrupt("position beyond the context");
-    const std::vector<Part> parts = parts_at(header.position);
-    uint64_t bytes = sizeof header;
-    for (const Part& part : parts) bytes += part.bytes;
-    if (bytes != snapshot.size()) return corrupt("wrong size");
-    uint64_t at = sizeof header;
-    for (const Part& part : parts) {
-        operators_.upload(part.buffer->data(), snapshot.subspan(at, part.bytes));
-        at += part.bytes;
-    }
-    position_ = header.position;
-    in_pass_ = false;
-    return {};
 }
 
 }  // namespace xp
