@@ -374,6 +374,18 @@ TEST(KimiChat, WhatCannotBeRenderedIsRefusedByName) {
     EXPECT_EQ(error_of({q}, options), "none");
 }
 
+// Values that would merge with their quotes, and texts with the blank of a key.
+TEST(KimiChat, PiecesOfATagDoNotMerge) {
+    const Tokenizer& tokenizer = kimi_tokenizer();
+    const auto encode = [&](const std::string& text) {
+        return tokenizer.encode(text, SpecialTokens::kNone);
+    };
+    auto apart = encode("Mr."), quote = encode("\"");
+    apart.insert(apart.end(), quote.begin(), quote.end());
+    ASSERT_NE(encode("Mr.\""), apart) << "the vocabulary cannot tell";
+    expect_prompt({{kUser, "q", "", "Mr."}}, {}, message("user\" name=\"Mr.", "q") + kAnswer);
+}
+
 // A conversation with `text` in every place that text can come from.
 std::vector<TokenId> prompt_with(const std::string& text) {
     ChatMessage more{kSystem, "", ""};
