@@ -65,7 +65,8 @@ protected:
     LoadedModel all_;           // every expert in a slot
     std::vector<float> whole_;  // all of the prompt in one pass
 };
-INSTANTIATE_TEST_SUITE_P(, SameBytes, testing::ValuesIn(runnable({std::begin(kModels), std::end(kModels)})),
+INSTANTIATE_TEST_SUITE_P(, SameBytes,
+                         testing::ValuesIn(runnable({std::begin(kModels), std::end(kModels)})),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(SameBytes, CacheAtTheHardFloorHalfAndAll) {

@@ -30,7 +30,8 @@ struct TinyKimiK3 {
 // Writes it into `directory` and returns the (first) file.
 Path write_tiny_kimi_k3(const Path& directory, const TinyKimiK3& options);
 
-// One of the golden data's models, "f32", "q2k" or "calm-q2k", or "small"; written once per process.
+// One of the golden data's models, "f32", "q2k" or "calm-q2k", or "small"; written once per
+// process.
 const Path& tiny_kimi_k3(const std::string& name);
 
 }  // namespace xp::test

@@ -1,7 +1,7 @@
 // The Kimi-K3 graph. Every row has a stream P and a bank of earlier streams, empty at first; mix()
 // averages P and the bank by what a layer's score vector says of them. Per layer:
 //
-//   x = norm(mix(P));  in the first layer of a block, P goes into the bank and restarts from nothing
+//   x = norm(mix(P));  in a block's first layer P goes into the bank and restarts from nothing
 //   P = P + Attention(x)
 //   x = norm(mix(P));  P = P + FeedForward(x)
 //
