@@ -30,7 +30,12 @@ protected:
     nlohmann::json golden_;
     LoadedModel loaded_;
 };
-INSTANTIATE_TEST_SUITE_P(, KimiK3Golden, testing::Values("f32", "q2k", "calm-q2k"),
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+const std::string kGoldenModels[] = {"calm-q2k"};  // ten times slower, and the same code
+#else
+const std::string kGoldenModels[] = {"f32", "q2k", "calm-q2k"};
+#endif
+INSTANTIATE_TEST_SUITE_P(, KimiK3Golden, testing::ValuesIn(kGoldenModels),
                          [](const auto& info) {
                              return info.param == "calm-q2k" ? "calm" : info.param;
                          });

@@ -144,6 +144,24 @@ TEST_F(KimiK3Loading, MissingTensorsAndImpossibleValuesAreNamed) {
     EXPECT_SAYS(with("blk.2.exp_probs_b.bias", INFINITY), "not finite");
 }
 
+// 9 layers with a matrix per head and three rows of history, 4 with a row per position.
+TEST_F(KimiK3Loading, SequencesTakeWhatIsPlanned) {
+    for (const KvType kv : {KvType::kF32, KvType::kF16}) {
+        const LoadedModel loaded =
+            load(pack_of(tiny_kimi_k3("small")), {.model = {.context = 1000, .kv = kv}});
+        ASSERT_NE(loaded.model, nullptr);
+        const uint64_t fixed = 9 * (4 * 16 * 16 + 3 * 3 * 64) * 4;
+        const uint64_t planned = fixed + 4 * 1000 * 40 * kv_bytes(kv);
+        EXPECT_EQ(loaded.model->info().sequence_bytes, planned);
+        const uint64_t before = loaded.backend.meter->now();
+        const auto sequence = loaded.model->create_sequence();
+        ASSERT_TRUE(sequence);
+        const uint64_t taken = loaded.backend.meter->now() - before;
+        EXPECT_GE(taken, planned);
+        EXPECT_LE(taken, planned + (2 * 9 + 4) * 4096) << "whole pages of every buffer";
+    }
+}
+
 // A backend without the operators says what to do instead.
 class WithoutKimiK3 final : public CpuOperators {
 public:
