@@ -9,13 +9,6 @@
 #include "daemon/engine/cpu/operators.h"
 
 namespace xp {
-namespace {
-
-// Heads that share one pass over the key rows: enough tasks for a few threads at decode, few
-// enough conversions of half rows.
-constexpr uint32_t kHeadsPerTask = 8;
-
-}  // namespace
 
 void write_stored_row(const CpuKernels& kernels, const float* row, KvType kv, uint64_t index,
                       uint32_t dim, std::byte* rows) {

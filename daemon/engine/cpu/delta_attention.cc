@@ -30,8 +30,6 @@ void unit_row(const CpuKernels& kernels, const float* x, uint32_t n, float scale
     for (uint32_t i = 0; i < n; ++i) to[i] = x[i] * factor;
 }
 
-float softplus(float z) { return std::max(z, 0.0f) + std::log1p(std::exp(-std::fabs(z))); }
-
 // One row of one head.
 void delta_step(const CpuKernels& kernels, const DeltaAttentionArgs& args, uint64_t row,
                 uint32_t head, float* state, std::span<float> scratch) {

@@ -9,10 +9,7 @@
 namespace xp {
 namespace {
 
-// sqrt(softplus(z)); softplus in the form that does not underflow for very negative z.
-float sqrt_softplus(float z) {
-    return std::sqrt(std::max(z, 0.0f) + std::log1p(std::exp(-std::fabs(z))));
-}
+float sqrt_softplus(float z) { return std::sqrt(softplus(z)); }
 
 // Keeps a sum of scores usable as a divisor when all of them underflowed.
 constexpr float kMinScoreSum = 1e-20f;

@@ -5,12 +5,6 @@
 #include "daemon/engine/cpu/operators.h"
 
 namespace xp {
-namespace {
-
-// Heads that share one pass over the rows: as for attention over windows.
-constexpr uint32_t kHeadsPerTask = 8;
-
-}  // namespace
 
 void CpuOperators::latent_attention(const LatentAttentionArgs& args) {
     const uint32_t width = args.latent + args.tail;

@@ -102,6 +102,15 @@ inline const float* stored_row(const CpuKernels& kernels, const std::byte* rows,
     return scratch;
 }
 
+// Heads that share one pass over the key rows: enough tasks for a few threads at decode, few
+// enough conversions of half rows.
+inline constexpr uint32_t kHeadsPerTask = 8;
+
+// In the form that does not underflow for very negative z.
+inline float softplus(float z) {
+    return std::max(z, 0.0f) + std::log1p(std::exp(-std::fabs(z)));
+}
+
 inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 inline float gated(float gate, float up, const Activation& a) {

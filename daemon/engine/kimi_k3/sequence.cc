@@ -3,7 +3,7 @@
 namespace xp {
 namespace {
 
-constexpr uint64_t kSnapshotMagic = 0x315351533353334b;  // "K3S3SQS1"
+constexpr uint64_t kKimiK3Snapshot = 0x315351533353334b;  // "K3S3SQS1"
 
 uint64_t delta_bytes(const KimiK3Config& c) {
     return uint64_t{c.delta_width()} * c.delta_dim * sizeof(float);
@@ -29,7 +29,7 @@ uint64_t KimiK3Sequence::state_bytes(const KimiK3Config& config, const ModelOpti
 KimiK3Sequence::KimiK3Sequence(const Model& model, const KimiK3Config& config,
                                const Sha256Digest& identity, Operators& operators,
                                const ModelOptions& options)
-    : StateSequence(kSnapshotMagic, model, identity, operators, options), config_(config) {}
+    : StateSequence(kKimiK3Snapshot, model, identity, operators, options), config_(config) {}
 
 Result<std::unique_ptr<KimiK3Sequence>> KimiK3Sequence::create(const Model& model,
                                                                const KimiK3Config& config,
