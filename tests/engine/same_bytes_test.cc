@@ -12,7 +12,6 @@ namespace {
 const Path& tiny() { return kTinyDeepSeek4; }
 const Path& demo() { return kDemoDeepSeek4; }
 const Path& k3_small() { return tiny_kimi_k3("small"); }
-const Path& k3_demo() { return kDemoKimiK3; }
 
 // Prompts of DeepSeek-V4 go beyond the window and borders of compressors.
 constexpr const char* kDeepSeek4 = "deepseek4";
@@ -25,6 +24,7 @@ const ModelUnderTest kModels[] = {{"tiny", kDeepSeek4, tiny, KvType::kF32, 140},
                                   {"k3", kKimiK3, k3_small, KvType::kF32, 70}};
 #else
 const Path& k3_q2k() { return tiny_kimi_k3("q2k"); }
+const Path& k3_demo() { return kDemoKimiK3; }
 const ModelUnderTest kModels[] = {{"tiny", kDeepSeek4, tiny, KvType::kF32, 280},
                                   {"tiny_f16", kDeepSeek4, tiny, KvType::kF16, 280},
                                   {"twin", kDeepSeek4, tiny_twin, KvType::kF32, 280},
