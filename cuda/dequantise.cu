@@ -118,9 +118,9 @@ void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64
     constexpr uint32_t kThreads = 128;
     constexpr uint32_t kMaxGridRows = 65'535;
     const TypeTraits& traits = traits_of(static_cast<GgmlType>(type));
-    // Of types without blocks, a thread takes up to 32 elements: what divides a row.
+    // Of types without blocks, a thread takes up to 4 elements: what divides a row.
     const uint32_t block_elements =
-        traits.block_elements == 1 ? std::min(cols & (~cols + 1), 32u) : traits.block_elements;
+        traits.block_elements == 1 ? std::min(cols & (~cols + 1), 4u) : traits.block_elements;
     Rows args{traits.type, split, table, row_bytes, cols, block_elements,
               traits.block_bytes * (block_elements / traits.block_elements), rows};
     const uint32_t blocks = cols / block_elements;

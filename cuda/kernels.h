@@ -202,7 +202,11 @@ inline constexpr uint32_t kMaxTopK = 1024;
 struct DeviceRoute {
     const float* logits = nullptr;
     const float* bias = nullptr;              // may be null
-    const uint32_t* fixed = nullptr;          // may be null
+    // [n_rows][top_k] choices that are made already, if not null; a few travel with the launch.
+    static constexpr uint32_t kFewFixed = 64;
+    const uint32_t* fixed = nullptr;
+    bool has_few_fixed = false;
+    uint32_t few_fixed[kFewFixed] = {};
     bool normalise = true;
     float scale = 1;
     uint32_t n_experts = 0;
@@ -223,6 +227,17 @@ void launch_route(const DeviceRoute& args, uint32_t n_rows, cudaStream_t stream)
 // number; layouts as stored.
 void launch_dequantise(uint32_t type, bool split, const std::byte* table, uint64_t row_bytes,
                        uint32_t cols, uint32_t n_rows, float* rows, cudaStream_t stream);
+
+// ---- upload.cu ----------------------------------------------------------------------------------
+
+// Copies from pinned host memory, as kernels see it, to the device; addresses and bytes are
+// multiples of kUploadAlignment. Copies beside others may begin before what is in front of them in
+// the stream has ended, but end after it: only for where none of the copies since the last
+// kAfterAll writes.
+inline constexpr uint64_t kUploadAlignment = 16;
+enum class UploadOrder { kAfterAll, kBesideOthers };
+void launch_upload(const std::byte* host, uint64_t bytes, std::byte* device, UploadOrder order,
+                   cudaStream_t stream);
 
 // ---- probe.cu -----------------------------------------------------------------------------------
 

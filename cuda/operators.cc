@@ -29,6 +29,9 @@ DeviceHcUpdate update_of(const HcUpdate* update) {
     return {update->post_comb, update->rest, update->parts, update->n_slots};
 }
 
+// Copies of pageable memory up to this size travel with the commands, which is the fastest way.
+constexpr uint64_t kInlineBytes = uint64_t{16} << 10;
+
 constexpr uint64_t kChoicesHeader = 256;  // the number of the call, on a line of its own
 
 }  // namespace
@@ -48,24 +51,41 @@ std::byte* Scratch::reserve(uint64_t bytes, cudaStream_t stream, std::optional<E
 
 Result<ArgumentRing> ArgumentRing::create(cudaStream_t stream) {
     ArgumentRing ring;
-    XP_TRY(ring.memory_, Memory::device(kBytes, "kernel arguments"));
+    XP_TRY(ring.device_, Memory::device(kParts * kPartBytes, "kernel arguments"));
+    XP_TRY(ring.host_, Memory::pinned(kParts * kPartBytes, "kernel arguments"));
+    for (Event& event : ring.copied_) {
+        XP_TRY(event, make_event("kernel arguments"));
+    }
     ring.stream_ = stream;
     return ring;
 }
 
 std::byte* ArgumentRing::push(std::span<const std::byte> host, std::optional<Error>& error) {
     if (error || host.empty()) return nullptr;
-    if (host.size() > kBytes) {
+    if (host.size() > kPartBytes) {
         error = make_error(ErrorCode::kLimit, "{} bytes of arguments for one kernel, at most {}",
-                           host.size(), kBytes);
+                           host.size(), kPartBytes);
         return nullptr;
     }
-    if (next_ + host.size() > kBytes) next_ = 0;
-    std::byte* to = memory_.data() + next_;
-    next_ = (next_ + host.size() + 255) / 256 * 256;
-    // From pageable memory: the call returns when it has its own copy.
-    const cudaError_t status =
-        cudaMemcpyAsync(to, host.data(), host.size(), cudaMemcpyHostToDevice, stream_);
+    cudaError_t status = cudaSuccess;
+    if (used_ + host.size() > kPartBytes) {
+        status = cudaEventRecord(copied_[part_].get(), stream_);
+        part_ = (part_ + 1) % kParts;
+        used_ = 0;
+        // An event that was never recorded is over.
+        if (status == cudaSuccess) status = cudaEventSynchronize(copied_[part_].get());
+    }
+    const uint64_t at = part_ * kPartBytes + used_;
+    std::byte* to = device_.data() + at;
+    used_ = (used_ + host.size() + 255) / 256 * 256;
+    if (status == cudaSuccess) {
+        const std::byte* from = host.data();
+        if (host.size() > kInlineBytes) {
+            from = host_.data() + at;
+            std::memcpy(host_.data() + at, host.data(), host.size());
+        }
+        status = cudaMemcpyAsync(to, from, host.size(), cudaMemcpyHostToDevice, stream_);
+    }
     if (status != cudaSuccess) error = cuda_error(status, "copying kernel arguments");
     return to;
 }
@@ -130,9 +150,25 @@ void CudaOperators::upload(std::byte* to, std::span<const std::byte> host_from) 
           "copying to the device");
 }
 
+Result<DeviceBuffer> CudaOperators::allocate_host(uint64_t bytes, std::string_view what) {
+    XP_TRY(Memory memory, Memory::pinned(std::max<uint64_t>(bytes, 1), what));
+    std::byte* data = memory.data();
+    auto owner = std::make_shared<Memory>(std::move(memory));
+    return DeviceBuffer(data, bytes, [owner](std::byte*) {});
+}
+
 // Through a pinned buffer, which is one copy of the device and one wait, where a pageable target
-// costs several of both.
+// costs several of both; or straight to where it belongs, if that is pinned.
 void CudaOperators::download(std::span<std::byte> host_to, const std::byte* from) const {
+    cudaPointerAttributes target{};
+    if (!host_to.empty() && cudaPointerGetAttributes(&target, host_to.data()) == cudaSuccess &&
+        target.type == cudaMemoryTypeHost) {
+        check(cudaMemcpyAsync(host_to.data(), from, host_to.size(), cudaMemcpyDeviceToHost,
+                              stream_),
+              "copying from the device");
+        waiting([&] { check(cudaStreamSynchronize(stream_), "waiting for the device"); });
+        return;
+    }
     while (!host_to.empty()) {
         const uint64_t n = std::min<uint64_t>(host_to.size(), download_buffer_.bytes());
         check(cudaMemcpyAsync(download_buffer_.data(), from, n, cudaMemcpyDeviceToHost, stream_),
@@ -350,7 +386,15 @@ void CudaOperators::route(const RouteArgs& args, uint32_t n_rows) {
     DeviceRoute device;
     device.logits = args.logits;
     device.bias = args.bias;
-    if (args.host_fixed != nullptr) device.fixed = push(std::span(args.host_fixed, n));
+    if (args.host_fixed != nullptr) {
+        const std::span fixed(args.host_fixed, n);
+        device.has_few_fixed = n <= DeviceRoute::kFewFixed;
+        if (device.has_few_fixed) {
+            std::ranges::copy(fixed, device.few_fixed);
+        } else {
+            device.fixed = push(fixed);
+        }
+    }
     if (error_ || n == 0) return;
     device.normalise = args.normalise;
     device.scale = args.scale;
@@ -366,13 +410,14 @@ void CudaOperators::route(const RouteArgs& args, uint32_t n_rows) {
 }
 
 // The device writes into host memory, so that nothing else that it was given is waited for.
-void CudaOperators::wait_for_choices() {
+void CudaOperators::wait_for_choices(const std::function<void()>& meanwhile) {
     constexpr uint32_t kLooksBetweenChecks = 4096;
     const auto ready = [&] {
         auto& number = *reinterpret_cast<uint32_t*>(choices_.data());
         return std::atomic_ref(number).load(std::memory_order_acquire) == route_number_;
     };
     for (uint32_t look = 1; !error_ && !ready(); ++look) {
+        if (meanwhile) meanwhile();
         if (look % kLooksBetweenChecks != 0) continue;
         const cudaError_t status = cudaStreamQuery(stream_);
         if (status == cudaErrorNotReady) continue;
@@ -384,8 +429,9 @@ void CudaOperators::wait_for_choices() {
     }
 }
 
-void CudaOperators::routed(std::span<uint32_t> host_ids, std::span<float> host_weights) {
-    if (!host_ids.empty()) waiting([&] { wait_for_choices(); });
+void CudaOperators::routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                           const std::function<void()>& meanwhile) {
+    if (!host_ids.empty()) waiting([&] { wait_for_choices(meanwhile); });
     if (error_) {
         // Ids that are in range, for a caller that only then asks for status().
         std::ranges::fill(host_ids, 0u);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -33,19 +34,25 @@ private:
     Memory memory_;
 };
 
-// Small arrays on their way to kernels. What push() returns is valid for kernels launched on the
-// stream before the ring has come round, that is, before kBytes more were pushed.
+// Small arrays on their way to kernels, through pinned memory: copies of pageable memory would wait
+// for all that the stream still has to do, as soon as they are not very small. What push() returns
+// is valid for kernels launched on the stream before the ring has come round. Of its parts, one is
+// being filled; a part is filled again when the copies out of it have been made.
 class ArgumentRing {
 public:
-    static constexpr uint64_t kBytes = uint64_t{8} << 20;
+    // At most in one push().
+    static constexpr uint64_t kPartBytes = uint64_t{4} << 20;
     static Result<ArgumentRing> create(cudaStream_t stream);
 
     std::byte* push(std::span<const std::byte> host, std::optional<Error>& error);
 
 private:
-    Memory memory_;
+    static constexpr uint32_t kParts = 4;
+    Memory device_, host_;  // the same layout
     cudaStream_t stream_ = nullptr;
-    uint64_t next_ = 0;
+    std::array<Event, kParts> copied_;
+    uint32_t part_ = 0;
+    uint64_t used_ = 0;     // bytes of the part
 };
 
 class CudaOperators final : public Operators {
@@ -60,6 +67,7 @@ public:
     StorageLayout resident_layout(GgmlType type, uint64_t cols) const override;
 
     Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override;
+    Result<DeviceBuffer> allocate_host(uint64_t bytes, std::string_view what) override;
     void upload(std::byte* to, std::span<const std::byte> host_from) override;
     void download(std::span<std::byte> host_to, const std::byte* from) const override;
 
@@ -88,7 +96,8 @@ public:
     void hc_head(const HyperConnectionArgs& args, uint32_t n_rows, float* y) override;
 
     void route(const RouteArgs& args, uint32_t n_rows) override;
-    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override;
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                const std::function<void()>& meanwhile) override;
     bool runs_behind() const override { return true; }
     void experts(const ExpertArgs& args) override;
 
@@ -142,7 +151,7 @@ private:
     DeviceHyperConnection hyper_connection_of(const HyperConnectionArgs& args, uint32_t n_rows);
     // Where the router's choices come to the host.
     void reserve_choices(uint64_t n);
-    void wait_for_choices();
+    void wait_for_choices(const std::function<void()>& meanwhile);
 
     cudaStream_t stream_;
     std::string description_;

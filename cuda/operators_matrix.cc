@@ -54,7 +54,7 @@ void CudaOperators::embed(const Weight& host_table, std::span<const TokenId> hos
     auto* rows = reinterpret_cast<float*>(
         work_.reserve(uint64_t{n_rows} * cols * sizeof(float), stream_, error_));
     const auto piece = static_cast<uint32_t>(
-        std::clamp<uint64_t>(ArgumentRing::kBytes / 2 / bytes, 1, std::max(n_rows, 1u)));
+        std::clamp<uint64_t>(ArgumentRing::kPartBytes / bytes, 1, std::max(n_rows, 1u)));
     std::vector<std::byte> stored(piece * bytes);
     for (uint32_t done = 0; done < n_rows; done += piece) {
         const uint32_t n = std::min(piece, n_rows - done);

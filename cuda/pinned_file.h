@@ -25,13 +25,17 @@ public:
     static Result<PinnedFile> pin(MemoryFile file, std::string_view what);
 
     std::byte* data() const { return file_.data(); }
+    // The same memory for kernels.
+    std::byte* on_device() const { return on_device_; }
     uint64_t bytes() const { return file_.bytes(); }
     const MemoryFile& file() const { return file_; }
 
 private:
-    explicit PinnedFile(MemoryFile file) : file_(std::move(file)) {}
+    PinnedFile(MemoryFile file, std::byte* on_device)
+        : file_(std::move(file)), on_device_(on_device) {}
 
     MemoryFile file_;
+    std::byte* on_device_ = nullptr;
 };
 
 }  // namespace xp::cuda

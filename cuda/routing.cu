@@ -71,15 +71,16 @@ __device__ void report(const DeviceRoute& args, uint32_t n_rows) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    route_kernel(const DeviceRoute args, uint32_t n_rows) {
+    route_kernel(const __grid_constant__ DeviceRoute args, uint32_t n_rows) {
     extern __shared__ float choice[];  // [n_experts], then [top_k] ids and scores
     const uint64_t row = blockIdx.x;
     const float* logits = args.logits + row * args.n_experts;
     auto* ids = reinterpret_cast<uint32_t*>(choice + args.n_experts);
     float* scores = choice + args.n_experts + args.top_k;
+    const bool fixed = args.has_few_fixed || args.fixed != nullptr;
     let_next_start();
     after_previous();
-    if (args.fixed == nullptr) {
+    if (!fixed) {
         for (uint32_t e = threadIdx.x; e < args.n_experts; e += kThreads) {
             const float value =
                 sqrt_softplus(logits[e]) + (args.bias != nullptr ? args.bias[e] : 0.0f);
@@ -89,10 +90,13 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (threadIdx.x >= kWarpSize) return;
     const uint32_t lane = threadIdx.x;
-    if (args.fixed == nullptr) choose(choice, args.n_experts, args.top_k, ids);
+    if (!fixed) choose(choice, args.n_experts, args.top_k, ids);
     __syncwarp();
     for (uint32_t j = lane; j < args.top_k; j += kWarpSize) {
-        if (args.fixed != nullptr) ids[j] = args.fixed[row * args.top_k + j];
+        if (fixed) {
+            const uint64_t at = row * args.top_k + j;
+            ids[j] = args.has_few_fixed ? args.few_fixed[at] : args.fixed[at];
+        }
         scores[j] = sqrt_softplus(logits[ids[j]]);
     }
     __syncwarp();

@@ -41,9 +41,12 @@ bool device_lost(cudaError_t status) {
     }
 }
 
-Result<Stream> make_stream(std::string_view what) {
+Result<Stream> make_stream(std::string_view what, bool urgent) {
+    int lowest = 0, highest = 0;
+    XP_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest), what);
     cudaStream_t stream = nullptr;
-    XP_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), what);
+    XP_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                         urgent ? highest : lowest), what);
     return Stream(stream);
 }
 

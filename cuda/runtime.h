@@ -57,7 +57,8 @@ using Stream = Handle<cudaStream_t, cudaStreamDestroy>;
 using Event = Handle<cudaEvent_t, cudaEventDestroy>;
 
 // A stream that does not synchronise with the default one.
-Result<Stream> make_stream(std::string_view what);
+// `urgent`: its kernels are started before those of other streams that wait for room.
+Result<Stream> make_stream(std::string_view what, bool urgent = false);
 // For ordering streams; without time stamps, which cost more.
 Result<Event> make_event(std::string_view what);
 

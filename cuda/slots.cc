@@ -1,8 +1,10 @@
 #include "cuda/slots.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/arena_plan.h"
+#include "cuda/kernels.h"
 #include "daemon/base/memory.h"
 #include "daemon/tiers/host_memory.h"
 
@@ -14,10 +16,13 @@ namespace {
 // seldom misses more than these.
 constexpr uint64_t kSavesMax = 8;
 
-// Of an object whose read goes on, copied at a time. Starting a copy takes the processor some
-// microseconds, and those who read wait for each other meanwhile: on an H200 host, 26 copies an
-// object from 16 threads took a quarter of the reads' speed.
-constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
+// Of an object whose read goes on, copied at a time. While few are read, somebody waits for them,
+// and a kernel copies (see upload.cu). While many are, the device has something else to do, which
+// kernels would take room from: copies are the copy engine's, and long ones, since short ones hold
+// up those who read.
+constexpr uint64_t kFewBytes = uint64_t{1} << 20;
+constexpr uint64_t kManyBytes = uint64_t{4} << 20;
+constexpr uint32_t kFewReads = 8;
 
 void keep(cudaError_t status, const char* what, std::optional<Error>& error) {
     if (status != cudaSuccess && !error) error = cuda_error(status, what);
@@ -83,7 +88,7 @@ Result<std::unique_ptr<CudaSlotMemory>> CudaSlotMemory::create(cudaStream_t comp
     XP_ASSERT(options.n_buffers > 0);
     std::unique_ptr<CudaSlotMemory> memory(new CudaSlotMemory(compute, options));
     XP_CUDA(cudaGetDevice(&memory->device_), "asking for the device");
-    XP_TRY(memory->copy_, make_stream("a stream for copies to the device"));
+    XP_TRY(memory->copy_, make_stream("a stream for copies to the device", true));
     XP_TRY(memory->save_, make_stream("a stream for copies to RAM slots"));
     XP_TRY(memory->copies_, StreamMarks::create("events of copies"));
     XP_TRY(memory->saves_, StreamMarks::create("events of copies to RAM slots"));
@@ -125,7 +130,8 @@ Result<void> CudaSlotMemory::allocate(std::span<const SlotClass> classes) {
     buffer_bytes_ = largest_slot(classes);
     XP_TRY(pool_, PinnedFile::create(buffer_bytes(classes), "reads of experts"));
     for (uint32_t i = 0; i < options_.n_buffers; ++i) {
-        buffers_.push_back({.data = pool_.data() + i * buffer_bytes_});
+        const uint64_t at = i * buffer_bytes_;
+        buffers_.push_back({.data = pool_.data() + at, .on_device = pool_.on_device() + at});
     }
     return {};
 }
@@ -141,39 +147,36 @@ Result<void> CudaSlotMemory::allocate_ram(std::span<const SlotClass> classes) {
         });
 }
 
-// The one whose copies were started first is the first to be free again.
-CudaSlotMemory::Buffer* CudaSlotMemory::oldest_buffer() {
-    Buffer* oldest = nullptr;
+// The one whose copies ended last, since its memory is still in the processor's cache; or the one
+// that is the first to be free again.
+CudaSlotMemory::Buffer* CudaSlotMemory::next_buffer() {
+    Buffer *newest = nullptr, *oldest = nullptr;
     for (Buffer& buffer : buffers_) {
-        if (buffer.reading) continue;
+        if (buffer.slot != kNoSlot) continue;
         if (oldest == nullptr || buffer.copied < oldest->copied) oldest = &buffer;
+        const bool newer = newest == nullptr || buffer.copied > newest->copied;
+        if (newer && copies_.reached(buffer.copied, false, error_)) newest = &buffer;
     }
-    return oldest;
+    return newest != nullptr ? newest : oldest;
 }
 
 bool CudaSlotMemory::has_buffer(bool wait) {
-    const Buffer* buffer = oldest_buffer();
+    const Buffer* buffer = next_buffer();
     return buffer != nullptr && copies_.reached(buffer->copied, wait, error_);
 }
 
 std::byte* CudaSlotMemory::take_buffer(SlotNumber number) {
-    Slot& slot = slots_[number];
-    Buffer* buffer = oldest_buffer();
+    Buffer* buffer = next_buffer();
     XP_ASSERT(buffer != nullptr);
     copies_.reached(buffer->copied, true, error_);
-    buffer->reading = true;
-    buffer->slot = slot.address;
-    buffer->used = slot.used;
-    buffer->saved = saves_.unless_reached(slot.saved);
-    buffer->bytes = slot.bytes;
+    buffer->slot = number;
+    ++n_reading_;
     buffer->read = buffer->sent = 0;
     buffer->beyond.clear();
-    slot.buffer = static_cast<uint32_t>(buffer - buffers_.data());
+    slots_[number].buffer = static_cast<uint32_t>(buffer - buffers_.data());
     return buffer->data;
 }
 
-// Copies what has come in runs of kCopyBytes, behind the last use and the last save of what was in
-// the slot.
 void CudaSlotMemory::on_piece(const std::byte* data, uint64_t bytes) {
     Buffer& buffer = buffers_[static_cast<uint64_t>(data - pool_.data()) / buffer_bytes_];
     std::lock_guard lock(pieces_mutex_);
@@ -185,23 +188,51 @@ void CudaSlotMemory::on_piece(const std::byte* data, uint64_t bytes) {
         buffer.read = run->second;
         buffer.beyond.erase(run);
     }
-    const uint64_t run_bytes = buffer.read - buffer.sent;
-    if (run_bytes == 0 || (run_bytes < kCopyBytes && buffer.read < buffer.bytes)) return;
-    // Of this thread, lest it opens another.
-    keep(cudaSetDevice(device_), "choosing the device", pieces_error_);
-    uses_.wait(copy_.get(), buffer.used, copy_waited_, pieces_error_);
-    saves_.wait(copy_.get(), buffer.saved, copy_waited_saves_, pieces_error_);
-    keep(cudaMemcpyAsync(buffer.slot + buffer.sent, buffer.data + buffer.sent, run_bytes,
-                         cudaMemcpyHostToDevice, copy_.get()),
-         "copying an expert to the device", pieces_error_);
-    buffer.sent = buffer.read;
+    pieces_.fetch_add(1, std::memory_order_release);
+}
+
+bool CudaSlotMemory::few_are_read() const { return n_reading_ <= kFewReads; }
+
+void CudaSlotMemory::copy_pieces() {
+    const uint64_t pieces = pieces_.load(std::memory_order_acquire);
+    if (pieces == std::exchange(pieces_seen_, pieces)) return;
+    for (Buffer& buffer : buffers_) {
+        if (buffer.slot != kNoSlot) copy_pieces(buffer, few_are_read() ? kFewBytes : kManyBytes);
+    }
+}
+
+// What has come from the beginning on, if it is as much as `least` or the end, behind the last use
+// and the last save of what was in the slot.
+void CudaSlotMemory::copy_pieces(Buffer& buffer, uint64_t least) {
+    const Slot& slot = slots_[buffer.slot];
+    uint64_t read = 0;
+    {
+        std::lock_guard lock(pieces_mutex_);
+        read = buffer.read - buffer.read % kUploadAlignment;
+    }
+    const uint64_t bytes = read - buffer.sent;
+    if (bytes == 0 || (bytes < least && read < slot.bytes)) return;
+    uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
+    saves_.wait(copy_.get(), saves_.unless_reached(slot.saved), copy_waited_saves_, error_);
+    if (few_are_read()) {
+        const UploadOrder order =
+            buffer.sent == 0 ? UploadOrder::kAfterAll : UploadOrder::kBesideOthers;
+        launch_upload(buffer.on_device + buffer.sent, bytes, slot.address + buffer.sent, order,
+                      copy_.get());
+    } else {
+        keep(cudaMemcpyAsync(slot.address + buffer.sent, buffer.data + buffer.sent, bytes,
+                             cudaMemcpyHostToDevice, copy_.get()),
+             "copying an expert to the device", error_);
+    }
+    buffer.sent = read;
 }
 
 CudaSlotMemory::Buffer& CudaSlotMemory::end_read(Slot& slot) {
     XP_ASSERT(slot.buffer != kNoBuffer);
     Buffer& buffer = buffers_[slot.buffer];
     slot.buffer = kNoBuffer;
-    buffer.reading = false;
+    buffer.slot = kNoSlot;
+    --n_reading_;
     copied_bytes_ += buffer.sent;
     if (buffer.sent > 0) buffer.copied = copies_.mark(copy_.get(), error_);
     return buffer;
@@ -209,6 +240,8 @@ CudaSlotMemory::Buffer& CudaSlotMemory::end_read(Slot& slot) {
 
 void CudaSlotMemory::fill(SlotNumber number) {
     Slot& slot = slots_[number];
+    XP_ASSERT(slot.buffer != kNoBuffer);
+    copy_pieces(buffers_[slot.buffer], 0);
     const Buffer& buffer = end_read(slot);
     XP_ASSERT(buffer.sent == slot.bytes);
     slot.copied = buffer.copied;
@@ -237,15 +270,11 @@ void CudaSlotMemory::restore(SlotNumber number, SlotNumber ram_number) {
     Slot& slot = slots_[number];
     RamSlot& ram = ram_slots_[ram_number];
     XP_ASSERT(ram.bytes == slot.bytes);
-    {
-        std::lock_guard lock(pieces_mutex_);
-        uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
-        const uint64_t saved = saves_.unless_reached(std::max(slot.saved, ram.saved));
-        saves_.wait(copy_.get(), saved, copy_waited_saves_, error_);
-        keep(cudaMemcpyAsync(slot.address, ram.data, slot.bytes, cudaMemcpyHostToDevice,
-                             copy_.get()),
-             "copying an expert to the device", error_);
-    }
+    uses_.wait(copy_.get(), slot.used, copy_waited_, error_);
+    const uint64_t saved = saves_.unless_reached(std::max(slot.saved, ram.saved));
+    saves_.wait(copy_.get(), saved, copy_waited_saves_, error_);
+    keep(cudaMemcpyAsync(slot.address, ram.data, slot.bytes, cudaMemcpyHostToDevice, copy_.get()),
+         "copying an expert to the device", error_);
     slot.copied = ram.restored = copies_.mark(copy_.get(), error_);
     copied_bytes_ += slot.bytes;
 }
@@ -264,8 +293,6 @@ void CudaSlotMemory::end_use(std::span<const SlotNumber> slots) {
 
 Result<void> CudaSlotMemory::status() const {
     if (error_) return *error_;
-    std::lock_guard lock(pieces_mutex_);
-    if (pieces_error_) return *pieces_error_;
     return {};
 }
 

@@ -1,7 +1,8 @@
 // Expert slots in GPU memory, filled from a pool of pinned buffers on a copy stream of their own:
-// each piece as soon as it was read, by the thread that read it, so that when the last one arrives
-// little is left to be copied. RAM slots behind them are pinned too: they are filled from slots on
-// a second stream, so that copies in both directions overlap, and slots from them on the first.
+// pieces soon after they were read, so that when the last one arrives little is left to be copied.
+// Threads that read only say what has come; the cache's thread starts the copies. RAM slots behind
+// them are pinned too: they are filled from slots on a second stream, so that copies in both
+// directions overlap, and slots from them on the first.
 //
 // Ordering is by events alone. Copies and uses are numbered; the events of the last kEvents numbers
 // are kept, and waiting for a later number of the same stream includes all earlier ones. A use that
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,7 +38,7 @@ public:
     // Numbers from 1.
     uint64_t mark(cudaStream_t stream, std::optional<Error>& error);
     // `stream` goes on when mark `number` is reached; nothing for 0 and for what it waited for
-    // before, which `waited` (the caller's, one per waiting stream) remembers. From any thread.
+    // before, which `waited` (the caller's, one per waiting stream) remembers.
     void wait(cudaStream_t stream, uint64_t number, uint64_t& waited,
               std::optional<Error>& error) const;
     // The number, or 0 if it is known to be reached.
@@ -69,6 +71,7 @@ public:
     bool has_buffer(bool wait) override;
     std::byte* take_buffer(SlotNumber slot) override;
     PieceSink* sink() override { return this; }
+    void copy_pieces() override;
     void fill(SlotNumber slot) override;
     void drop(SlotNumber slot) override;
     bool can_save() const override;
@@ -92,16 +95,14 @@ private:
     };
     struct Buffer {
         std::byte* data = nullptr;
+        std::byte* on_device = nullptr;  // the same for kernels
         uint64_t copied = 0;          // mark of the last copy out of it
-        bool reading = false;
-        // While it is read, of the threads that read, under pieces_mutex_.
-        std::byte* slot = nullptr;
-        uint64_t used = 0, saved = 0; // marks that the first copy into the slot waits for
-        uint64_t bytes = 0;
-        uint64_t read = 0;            // from the beginning on, without a gap
-        // What was read behind it: from, to.
-        std::vector<std::pair<uint64_t, uint64_t>> beyond = {};
+        SlotNumber slot = kNoSlot;    // while it is read for it
         uint64_t sent = 0;            // bytes whose copies were started
+        // Under pieces_mutex_, written by the threads that read: bytes read from the beginning on
+        // without a gap, and what was read behind them (from, to).
+        uint64_t read = 0;
+        std::vector<std::pair<uint64_t, uint64_t>> beyond = {};
     };
 
     struct RamSlot {
@@ -112,7 +113,10 @@ private:
     };
 
     void on_piece(const std::byte* data, uint64_t bytes) override;
-    Buffer* oldest_buffer();
+    // The one to read into next, null while all are being read into.
+    Buffer* next_buffer();
+    void copy_pieces(Buffer& buffer, uint64_t least);
+    bool few_are_read() const;
     // The slot's read is over: its buffer, which is free when the copies out of it are done.
     Buffer& end_read(Slot& slot);
 
@@ -126,7 +130,7 @@ private:
     StreamMarks copies_, uses_;              // of copy_ and compute_
     mutable StreamMarks saves_;              // of save_
     // What a stream waited for last of another's marks.
-    uint64_t compute_waited_ = 0, save_waited_ = 0;
+    uint64_t compute_waited_ = 0, save_waited_ = 0, copy_waited_ = 0, copy_waited_saves_ = 0;
     std::vector<Arena> arenas_;
     std::vector<PinnedFile> ram_arenas_;
     PinnedFile pool_;
@@ -135,13 +139,14 @@ private:
     std::vector<Slot> slots_;
     std::vector<RamSlot> ram_slots_;
     std::vector<Buffer> buffers_;
+    uint32_t n_reading_ = 0;                 // buffers that are read into
     uint64_t copied_bytes_ = 0, saved_bytes_ = 0;
     uint64_t last_save_ = 0;
     mutable std::optional<Error> error_;
 
-    mutable std::mutex pieces_mutex_;        // of what copies into slots from several threads share
-    uint64_t copy_waited_ = 0, copy_waited_saves_ = 0;
-    std::optional<Error> pieces_error_;
+    std::mutex pieces_mutex_;
+    std::atomic<uint64_t> pieces_ = 0;       // told of so far
+    uint64_t pieces_seen_ = 0;
 };
 
 }  // namespace xp::cuda

@@ -29,6 +29,9 @@ public:
     Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) override {
         return ops_->allocate(bytes, what);
     }
+    Result<DeviceBuffer> allocate_host(uint64_t bytes, std::string_view what) override {
+        return ops_->allocate_host(bytes, what);
+    }
     void upload(std::byte* to, std::span<const std::byte> host_from) override {
         timed("upload", 0, [&] { ops_->upload(to, host_from); });
     }
@@ -95,8 +98,9 @@ public:
     void route(const RouteArgs& args, uint32_t n_rows) override {
         timed("route", 0, [&] { ops_->route(args, n_rows); });
     }
-    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override {
-        ops_->routed(host_ids, host_weights);
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                const std::function<void()>& meanwhile) override {
+        ops_->routed(host_ids, host_weights, meanwhile);
     }
     bool runs_behind() const override { return ops_->runs_behind(); }
     void experts(const ExpertArgs& args) override {

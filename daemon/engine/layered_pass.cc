@@ -3,6 +3,18 @@
 #include <algorithm>
 
 namespace xp {
+namespace {
+
+// Rows of a part: enough to keep a large device busy, and few of what a chunk of a prompt has.
+constexpr uint32_t kPartRows = 512;
+
+}  // namespace
+
+std::vector<uint32_t> sorted_distinct(std::vector<uint32_t> ids) {
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
+}
 
 LayeredPass::LayeredPass(const Shape& shape, Operators& operators, ExpertCache& cache,
                          std::span<const Row> rows, std::vector<SequenceSpan> spans,
@@ -14,6 +26,26 @@ LayeredPass::LayeredPass(const Shape& shape, Operators& operators, ExpertCache& 
       spans_(std::move(spans)) {
     if (observer != nullptr) observer_ = *observer;
     for (const SequenceSpan& span : spans_) span.sequence->begin_pass();
+    cut_into_parts();
+}
+
+// In one part where operators do not run behind: nothing could be read earlier.
+void LayeredPass::cut_into_parts() {
+    const bool cut = shape_.in_parts && ops_.runs_behind();
+    const uint32_t rows = cut ? std::min(kPartRows, n_rows()) : n_rows();
+    for (uint32_t first = 0; first < n_rows(); first += rows) {
+        Part& part = parts_.emplace_back();
+        part.first_row = first;
+        part.n_rows = std::min(rows, n_rows() - first);
+        for (const SequenceSpan& span : spans_) {
+            const uint32_t begin = std::max(first, span.first_row);
+            const uint32_t end = std::min(first + part.n_rows, span.first_row + span.n_rows);
+            if (begin >= end) continue;
+            part.spans.push_back({span.sequence, begin - first, end - begin,
+                                  span.position + (begin - span.first_row)});
+        }
+    }
+    part_ = &parts_.front();
 }
 
 Result<bool> LayeredPass::step() {
@@ -38,15 +70,13 @@ Result<bool> LayeredPass::step() {
 std::span<const float> LayeredPass::logits(size_t row) const {
     XP_ASSERT(complete_ && logits_index_[row] != UINT32_MAX);
     const uint64_t n_vocab = shape_.n_vocab;
-    return std::span(logits_).subspan(logits_index_[row] * n_vocab, n_vocab);
+    return logits_.subspan(logits_index_[row] * n_vocab, n_vocab);
 }
 
 Result<void> LayeredPass::begin_layers() {
     if (layer_ == 0) begin();
     for (;;) {
-        fixed_ids_.clear();
-        ids_known_ = false;
-        experts_ = begin_layer();
+        begin_parts();
         if (experts_ != nullptr) break;
         XP_CHECK(end_layer());
         if (complete_) return {};
@@ -58,23 +88,55 @@ Result<void> LayeredPass::begin_layers() {
     return {};
 }
 
+// Asks for a part's choices when the device has got the next part to work on, but before that is
+// routed, which would overwrite them.
+void LayeredPass::begin_parts() {
+    fixed_ids_ = known_experts();
+    ids_known_ = !fixed_ids_.empty();
+    if (!ids_known_ && observer_.choose) fixed_ids_ = forced_experts(layer_);
+    ids_.clear();
+    const Part* before = nullptr;
+    for (const Part& part : parts_) {
+        part_ = &part;
+        experts_ = begin_layer();
+        if (experts_ == nullptr) continue;
+        if (before != nullptr) take_choices(*before);
+        route();
+        before = &part;
+    }
+}
+
+void LayeredPass::take_choices(const Part& part) {
+    const uint64_t first = uint64_t{part.first_row} * shape_.top_k;
+    const uint64_t n = uint64_t{part.n_rows} * shape_.top_k;
+    const std::vector<uint32_t> known = sorted_distinct(ids_);
+    bool left = !known.empty();
+    const auto read_known = [&] {
+        if (left) left = !cache_.prefetch(experts_->layer, known);
+    };
+    ids_.resize(first + n);
+    const std::span ids = std::span(ids_).subspan(first);
+    if (ids_known_ && !observer_.routed) {
+        std::ranges::copy(std::span(fixed_ids_).subspan(first, n), ids.begin());
+        return;
+    }
+    std::vector<float> weights(observer_.routed ? n : 0);
+    // What earlier parts chose is read meanwhile.
+    ops_.routed(ids, weights, left ? std::function<void()>(read_known) : nullptr);
+    if (observer_.routed) observe_routing(part, ids, weights);
+}
+
 // Asks for the experts that were chosen, which starts the reads of those missing.
 void LayeredPass::acquire_experts() {
     const uint32_t k = shape_.top_k;
-    std::vector<uint32_t> ids = fixed_ids_;
-    if (!ids_known_ || observer_.routed) {
-        ids.resize(rows_.size() * k);
-        std::vector<float> weights(observer_.routed ? ids.size() : 0);
-        ops_.routed(ids, weights);
-        if (observer_.routed) observe_routing(ids, weights);
-    }
+    take_choices(parts_.back());
 
     // A row's outputs are added in ascending expert id, whenever they arrive: its slots are in that
     // order. Sorting by expert then gives each expert its rows.
     choices_.clear();
     std::vector<Choice> row_choices(k);
     for (uint32_t row = 0; row < n_rows(); ++row) {
-        for (uint32_t j = 0; j < k; ++j) row_choices[j] = {ids[row * k + j], row, 0, j};
+        for (uint32_t j = 0; j < k; ++j) row_choices[j] = {ids_[row * k + j], row, 0, j};
         std::stable_sort(row_choices.begin(), row_choices.end(),
                          [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
         for (uint32_t j = 0; j < k; ++j) row_choices[j].slot = j;
@@ -87,6 +149,8 @@ void LayeredPass::acquire_experts() {
         if (distinct.empty() || distinct.back() != choice.expert) distinct.push_back(choice.expert);
     }
     experts_left_ = static_cast<uint32_t>(distinct.size());
+    // More than the buffers had room for at first.
+    if (ids_known_) prefetch(layer_);
     acquisition_.emplace(cache_.acquire(experts_->layer, distinct));
     prefetch(layer_ + 1);
 }
@@ -155,8 +219,20 @@ Result<void> LayeredPass::finish() {
         wanted.push_back(row);
     }
     if (!wanted.empty()) {
-        XP_TRY(const float* logits, head(wanted));
-        logits_ = downloaded(logits, wanted.size() * uint64_t{shape_.n_vocab});
+        XP_TRY(LogitsBuffers* const logits, head(wanted));
+        const uint64_t n = wanted.size() * uint64_t{shape_.n_vocab};
+        std::span<float> host;
+        if (n * sizeof(float) > LogitsBuffers::kKeptBytes) {
+            many_logits_.resize(n);
+            host = many_logits_;
+        } else {
+            if (logits->host.bytes() < n * sizeof(float)) {
+                XP_TRY(logits->host, ops_.allocate_host(n * sizeof(float), "logits"));
+            }
+            host = std::span(logits->host.as<float>(), n);
+        }
+        ops_.download(std::as_writable_bytes(host), logits->device.data());
+        logits_ = host;
     }
     for (const SequenceSpan& span : spans_) span.sequence->end_pass(span.n_rows);
     complete_ = true;
@@ -179,14 +255,14 @@ std::vector<uint32_t> LayeredPass::forced_experts(uint32_t layer) const {
     return ids;
 }
 
-Result<const float*> LayeredPass::logits_of(const Weight& output, const float* x, uint32_t n,
-                                            DeviceBuffer& logits) {
+Result<LogitsBuffers*> LayeredPass::logits_of(const Weight& output, const float* x, uint32_t n,
+                                              LogitsBuffers& logits) {
     const uint64_t bytes = uint64_t{n} * output.rows * sizeof(float);
-    if (logits.bytes() < bytes) {
-        XP_TRY(logits, ops_.allocate(bytes, "logits"));
+    if (logits.device.bytes() < bytes) {
+        XP_TRY(logits.device, ops_.allocate(bytes, "logits"));
     }
-    ops_.matmul(output, x, n, logits.as<float>());
-    return logits.as<float>();
+    ops_.matmul(output, x, n, logits.device.as<float>());
+    return &logits;
 }
 
 std::vector<float> LayeredPass::downloaded(const float* data, uint64_t n) const {
@@ -196,11 +272,11 @@ std::vector<float> LayeredPass::downloaded(const float* data, uint64_t n) const 
     return host;
 }
 
-void LayeredPass::observe_routing(std::span<const uint32_t> ids,
+void LayeredPass::observe_routing(const Part& part, std::span<const uint32_t> ids,
                                   std::span<const float> weights) const {
     const uint32_t k = shape_.top_k;
-    for (uint32_t row = 0; row < n_rows(); ++row) {
-        observer_.routed(layer_, row, ids.subspan(uint64_t{row} * k, k),
+    for (uint32_t row = 0; row < part.n_rows; ++row) {
+        observer_.routed(layer_, part.first_row + row, ids.subspan(uint64_t{row} * k, k),
                          weights.subspan(uint64_t{row} * k, k));
     }
 }

@@ -379,6 +379,10 @@ public:
     virtual StorageLayout resident_layout(GgmlType type, uint64_t cols) const = 0;
     // Zero-filled.
     virtual Result<DeviceBuffer> allocate(uint64_t bytes, std::string_view what) = 0;
+    // Host memory that download() is fastest to.
+    virtual Result<DeviceBuffer> allocate_host(uint64_t bytes, std::string_view what) {
+        return allocate(bytes, what);
+    }
     virtual void upload(std::byte* to, std::span<const std::byte> host_from) = 0;
     virtual void download(std::span<std::byte> host_to, const std::byte* from) const = 0;
 
@@ -445,7 +449,9 @@ public:
     virtual void route(const RouteArgs& args, uint32_t n_rows) = 0;
     // The choices of the last route(), [n_rows][top_k] each, in the router's order (highest first,
     // ties to the lowest id). `host_weights` may be empty.
-    virtual void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) = 0;
+    // `meanwhile`, if any, is called again and again while it waits.
+    virtual void routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                        const std::function<void()>& meanwhile = {}) = 0;
     // Whether operators run behind the caller, so that more of them should be called before what
     // waits.
     virtual bool runs_behind() const = 0;

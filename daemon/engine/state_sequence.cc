@@ -95,7 +95,7 @@ Result<std::vector<SequenceSpan>> spans_of(std::span<const Row> rows, const Mode
             if (sequence->in_pass()) {
                 return invalid("a sequence is in a pass that did not complete; restore a snapshot");
             }
-            spans.push_back({sequence, i, 0});
+            spans.push_back({sequence, i, 0, sequence->position()});
         }
         SequenceSpan& span = spans.back();
         ++span.n_rows;

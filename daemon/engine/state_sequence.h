@@ -51,11 +51,12 @@ private:
     bool in_pass_ = false;  // a pass over it was begun and did not complete
 };
 
-// Rows of one sequence within a batch.
+// Rows of one sequence within a batch, or a part of it.
 struct SequenceSpan {
     StateSequence* sequence = nullptr;
     uint32_t first_row = 0;
     uint32_t n_rows = 0;
+    uint64_t position = 0;  // of first_row; the following rows count up
 };
 
 // What Model::forward() checks.

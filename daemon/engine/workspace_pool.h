@@ -1,6 +1,6 @@
 // Workspaces of a model's passes, kept for reuse: one for decode, one for prefill chunks, one for
-// whoever comes between. A workspace has `capacity`, the rows it has room for, and `logits`, a
-// buffer that grows when needed.
+// whoever comes between. A workspace has `capacity`, the rows it has room for, and `logits`, which
+// grow when needed.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,15 @@
 #include "daemon/engine/operators.h"
 
 namespace xp {
+
+// Of the rows that asked.
+struct LogitsBuffers {
+    // What many rows asked for would otherwise stay allocated for all who ask for one.
+    static constexpr uint64_t kKeptBytes = uint64_t{8} << 20;
+
+    DeviceBuffer device;
+    DeviceBuffer host;  // see Operators::allocate_host(); for up to kKeptBytes
+};
 
 template <class Workspace>
 class WorkspacePool {
@@ -30,8 +39,8 @@ public:
     }
 
     void give_back(std::unique_ptr<Workspace> workspace) {
-        // What many rows asked for would otherwise stay allocated for all who ask for one.
-        if (workspace->logits.bytes() > kKeptLogitsBytes) workspace->logits = DeviceBuffer();
+        DeviceBuffer& logits = workspace->logits.device;
+        if (logits.bytes() > LogitsBuffers::kKeptBytes) logits = DeviceBuffer();
         if (idle_.size() < kIdleWorkspaces) {
             idle_.push_back(std::move(workspace));
             return;
@@ -45,7 +54,6 @@ public:
 
 private:
     static constexpr size_t kIdleWorkspaces = 3;
-    static constexpr uint64_t kKeptLogitsBytes = uint64_t{8} << 20;
 
     std::vector<std::unique_ptr<Workspace>> idle_;
 };

@@ -22,6 +22,9 @@ struct PieceQueue::Transfer {
 
 namespace {
 
+// Requests beyond which there is work enough for all threads in large pieces.
+constexpr size_t kFewWaiting = 6;
+
 // A backend knows descriptors only; people know paths.
 std::string name_of(int fd) {
     std::array<char, 4096> path;
@@ -51,6 +54,12 @@ Error cut_short(const ReadRequest& request, uint64_t offset, uint64_t got, uint6
                       name_of(request.fd), got, wanted, offset);
 }
 
+void tell(const ReadRequest& request, const std::byte* data, uint64_t bytes) {
+    if (request.sink == nullptr) return;
+    request.sink->on_piece(data, bytes);
+    request.queue->poke();
+}
+
 Error shutdown_error() {
     return make_error(ErrorCode::kShutdown, "the read backend is shutting down");
 }
@@ -58,7 +67,9 @@ Error shutdown_error() {
 }  // namespace
 
 PieceQueue::PieceQueue(const IoOptions& options, std::string backend, std::string fallback_reason)
-    : piece_bytes_(options.piece_bytes.value()), alignment_(options.direct ? kPageBytes : 1) {
+    : piece_bytes_(options.piece_bytes.value()),
+      few_piece_bytes_(options.few_piece_bytes != 0 ? options.few_piece_bytes : piece_bytes_),
+      alignment_(options.direct ? kPageBytes : 1) {
     stats_.backend = std::move(backend);
     stats_.fallback_reason = std::move(fallback_reason);
     stats_.direct = options.direct;
@@ -106,7 +117,8 @@ std::optional<PieceQueue::Piece> PieceQueue::take(bool block) {
     if (waiting_.empty()) return std::nullopt;
 
     Transfer& transfer = *waiting_.front();
-    const uint64_t bytes = std::min(piece_bytes_, transfer.request.bytes - transfer.handed_out);
+    const uint64_t piece_bytes = waiting_.size() <= kFewWaiting ? few_piece_bytes_ : piece_bytes_;
+    const uint64_t bytes = std::min(piece_bytes, transfer.request.bytes - transfer.handed_out);
     Piece piece{waiting_.front(),
                 transfer.request.fd,
                 transfer.request.offset + transfer.handed_out,
@@ -138,7 +150,7 @@ bool PieceQueue::advance(Piece& piece, int64_t result) {
     const auto got = static_cast<uint64_t>(result);
     XP_ASSERT(got <= piece.bytes);
     if (got == piece.bytes) {
-        if (request.sink != nullptr) request.sink->on_piece(piece.buffer, got);
+        tell(request, piece.buffer, got);
         end_piece(piece, std::nullopt);
         return false;
     }
@@ -150,7 +162,7 @@ bool PieceQueue::advance(Piece& piece, int64_t result) {
         end_piece(piece, cut_short(request, piece.offset, got, piece.bytes));
         return false;
     }
-    if (request.sink != nullptr) request.sink->on_piece(piece.buffer, got);
+    tell(request, piece.buffer, got);
     piece.offset += got;
     piece.buffer += got;
     piece.bytes -= got;

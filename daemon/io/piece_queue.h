@@ -70,7 +70,7 @@ private:
     void end_piece(Piece& piece, std::optional<Error> error);
     void complete(std::unique_lock<std::mutex> lock, std::shared_ptr<Transfer> transfer);
 
-    const uint64_t piece_bytes_;
+    const uint64_t piece_bytes_, few_piece_bytes_;
     const uint64_t alignment_;
 
     mutable std::mutex mutex_;

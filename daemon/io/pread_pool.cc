@@ -11,13 +11,13 @@ Result<std::unique_ptr<ReadBackend>> PreadPool::create(const IoOptions& options,
                                                        std::string fallback_reason) {
     std::unique_ptr<PreadPool> pool(new PreadPool(options, std::move(fallback_reason)));
     try {
-        for (uint32_t i = 0; i < options.depth; ++i) {
+        for (uint32_t i = 0; i < *options.depth; ++i) {
             pool->threads_.emplace_back([queue = pool.get()] { queue->work(); });
         }
     } catch (const std::system_error& failure) {
         return make_error(ErrorCode::kIo,
                           "cannot start reader thread {} of {}: {} (a limit on threads or tasks?)",
-                          pool->threads_.size() + 1, options.depth, failure.what());
+                          pool->threads_.size() + 1, *options.depth, failure.what());
     }
     return std::unique_ptr<ReadBackend>(std::move(pool));
 }

@@ -35,7 +35,10 @@ public:
     };
 
     void push(Completion completion);
-    // Takes all completions that are there; waits for at least one if `block`, at first awake.
+    // Wakes who waits, though nothing is complete.
+    void poke();
+    // Takes all completions that are there. With `block` it waits, at first awake, for at least one
+    // or for a poke().
     std::vector<Completion> take(bool block);
 
 private:
@@ -44,11 +47,11 @@ private:
     std::mutex mutex_;
     std::condition_variable arrived_;
     std::vector<Completion> completions_;
-    std::atomic<bool> any_ = false;  // whether there are completions, for looks without the lock
+    std::atomic<bool> any_ = false;  // completions or pokes; for looks without the lock
 };
 
 // Is told of the bytes of a request as they arrive, before its completion: what only moves bytes on
-// need not wait for all of them.
+// need not wait for all of them. Then the request's queue is poked.
 class PieceSink {
 public:
     virtual ~PieceSink() = default;
@@ -99,7 +102,10 @@ struct IoOptions {
     bool direct = true;                       // files were opened with O_DIRECT: check alignment
     // One kernel read; none: what suits the backend.
     std::optional<uint64_t> piece_bytes = std::nullopt;
-    uint32_t depth = 16;                      // pieces in flight (threads of the pread pool)
+    // The same while few requests wait to be read, if not 0: then all threads share one.
+    uint64_t few_piece_bytes = 0;
+    // Pieces in flight (threads of the pread pool); none: what suits the backend.
+    std::optional<uint32_t> depth = std::nullopt;
 };
 
 // kAuto takes io_uring and falls back to the pread pool where the kernel or a sandbox refuses it;

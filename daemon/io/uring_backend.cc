@@ -57,8 +57,8 @@ Result<std::unique_ptr<ReadBackend>> UringBackend::create(const IoOptions& optio
 }
 
 UringBackend::UringBackend(const IoOptions& options, UniqueFd wake)
-    : queue_(options, "io_uring", ""), wake_(std::move(wake)), slots_(options.depth) {
-    for (uint32_t slot = options.depth; slot > 0; --slot) free_slots_.push_back(slot - 1);
+    : queue_(options, "io_uring", ""), wake_(std::move(wake)), slots_(*options.depth) {
+    for (uint32_t slot = *options.depth; slot > 0; --slot) free_slots_.push_back(slot - 1);
 }
 
 UringBackend::~UringBackend() {

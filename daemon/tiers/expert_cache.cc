@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
-#include "daemon/base/size.h"
 #include "daemon/tiers/ram_tier.h"
 #include "daemon/tiers/slot_table.h"
+#include "daemon/tiers/tier_plans.h"
 
 namespace xp {
 namespace {
@@ -18,6 +19,15 @@ using Event = CacheObserver::Event;
 
 constexpr uint64_t kSampleEvery = 64;  // VerifyMode::kSample
 
+// Experts that hints may have brought ahead of their use: a drive's work for as long as attention
+// takes. Each takes a slot from another, which is read again in its turn.
+constexpr size_t kMostHints = 56;
+
+// Experts that are handed out together where most of a layer's are asked for, if so many can be
+// had: a device that computes on one after the other is not kept busy. Of few slots, a part.
+constexpr uint32_t kScanGroup = 8;
+constexpr uint32_t kSlotsPerGroup = 4;
+
 // Who asks for most experts of a layer, as a chunk of a prompt does, says nothing about which are
 // asked for more than others, and counting it would even out what decoding said. Simulated on two
 // routing traces, with 15 % of the experts in slots and 1 to 16 passes over all experts in between:
@@ -25,65 +35,12 @@ constexpr uint64_t kSampleEvery = 64;  // VerifyMode::kSample
 // much to a quarter less.
 bool is_scan(const PackLayer& layer, size_t n_asked) { return 2 * n_asked > layer.n_experts; }
 
-// The plan for `bytes`, or for what is usable if that is less; `warning` then says so.
-template <class Plan>
-Result<SlotPlan> fit(const Plan& plan, uint64_t bytes, uint64_t usable, std::string_view memory,
-                     std::string_view tier, std::string& warning) {
-    XP_TRY(SlotPlan wanted, plan(bytes));
-    if (wanted.bytes() <= usable) return wanted;
-    Result<SlotPlan> cut = plan(std::max<uint64_t>(usable, 1));
-    if (!cut) {
-        return std::move(cut).error().with_context(
-            fmt::format("only {} of {} are usable", format_size(usable), memory));
-    }
-    if (cut->bytes() < wanted.bytes()) {
-        warning += fmt::format("the {} was cut from {} to {}, what memory allows. ", tier,
-                               format_size(wanted.bytes()), format_size(cut->bytes()));
-    }
-    return cut;
-}
-
-// The slots of both tiers.
-struct TierPlans {
-    SlotPlan slots;
-    SlotPlan ram;  // empty: no RAM tier
-};
-
-Result<TierPlans> plan_tiers(const Manifest& manifest, const SlotMemory& memory,
-                             const CacheOptions& options, std::string& warning) {
-    constexpr uint32_t kInFlight = ExpertCache::kInFlightSlots;
-    TierPlans plans;
-    const auto slots = [&](uint64_t bytes) {
-        return plan_slots(manifest, bytes, options.top_k, kInFlight);
-    };
-    XP_TRY(plans.slots, fit(slots, options.bytes, memory.usable(), memory.name(), "expert cache",
-                            warning));
-    if (options.ram_bytes == 0) return plans;
-    std::optional<uint64_t> usable = memory.usable_ram();
-    if (!usable) {
-        warning += fmt::format("a RAM tier of {} is not used: the expert cache is in {} itself. ",
-                               format_size(options.ram_bytes), memory.name());
-        return plans;
-    }
-    *usable -= std::min(*usable, memory.buffer_bytes(plans.slots.classes));
-    const auto ram = [&](uint64_t bytes) {
-        return plan_ram_slots(manifest, bytes, options.top_k, kInFlight, plans.slots);
-    };
-    if (Result<SlotPlan> wanted = ram(options.ram_bytes); !wanted) {
-        // Whatever memory there is: nobody but the configuration says how large this tier is.
-        Error error = std::move(wanted).error();
-        error.code = ErrorCode::kInvalidArgument;
-        return error;
-    }
-    XP_TRY(plans.ram, fit(ram, options.ram_bytes, *usable, "host memory", "RAM tier", warning));
-    return plans;
-}
-
 }  // namespace
 
 struct ExpertCache::Acquisition::State {
     ExpertCache::Impl* cache = nullptr;
     uint32_t ordinal = 0;                  // of the layer
+    bool scan = false;                     // of most of the layer's experts
     std::vector<ExpertNumber> waiting;     // not handed out yet, in the order asked for
     std::vector<SlotNumber> pinned;        // of the group handed out last
     std::vector<ReadyExpert> group;
@@ -124,6 +81,7 @@ struct ExpertCache::Impl {
     void observe(Event event, uint32_t block, size_t n) const {
         if (observer != nullptr) observer->on_event(event, block, n);
     }
+    bool has_group(const AcquisitionState& state) const;
     bool hand_out(AcquisitionState& state);
     void wait_for_arrivals();
     void arrive(std::vector<CompletionQueue::Completion> completions);
@@ -272,12 +230,12 @@ std::unique_ptr<ExpertCache::Impl::AcquisitionState> ExpertCache::Impl::acquire(
     state->cache = this;
     state->ordinal = ordinal_of(block);
     state->waiting.reserve(experts.size());
-    const bool scan = is_scan(*layers[state->ordinal].pack, experts.size());
+    state->scan = is_scan(*layers[state->ordinal].pack, experts.size());
     for (const uint32_t expert : experts) {
         const ExpertNumber number = number_of(layers[state->ordinal], expert);
         XP_ASSERT(asked_in[number] != acquires);  // distinct
         asked_in[number] = acquires;
-        if (!scan) table.policy().on_request(number);
+        if (!state->scan) table.policy().on_request(number);
         table.want(number);
         ++(table.is_published(number) ? stats.hits : stats.misses);
         state->waiting.push_back(number);
@@ -296,7 +254,8 @@ Result<std::span<const ReadyExpert>> ExpertCache::Impl::next(AcquisitionState& s
         // Before the group is handed out, so that the drive works while the caller computes on it.
         // It waits for a buffer only when there is nothing else to wait for.
         read_missing(state, idle);
-        if (hand_out(state) || state.waiting.empty()) break;
+        const bool wait_for_more = table.reading() > 0 && !has_group(state);
+        if (!wait_for_more && (hand_out(state) || state.waiting.empty())) break;
         if (table.reading() == 0) {
             if (!std::exchange(idle, true)) continue;
             // Nothing is on its way and no slot could be had: all are handed out to others.
@@ -346,9 +305,14 @@ bool ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> exper
     arrive(completed.take(false));
     const Layer& layer = layers[ordinal_of(block)];
     const SlotClass& slot_class = plan.classes[layer.slot_class];
-    // First all of them, lest one makes room for another.
+    // First all of them, lest one makes room for another; and no other of the layer does, which
+    // would be asked for together with them.
     for (const uint32_t expert : experts) table.expect(number_of(layer, expert));
-    table.begin_round(layer.slot_class, {});
+    std::vector<ExpertNumber> of_layer(layer.pack->n_experts);
+    std::iota(of_layer.begin(), of_layer.end(), layer.first_number);
+    table.begin_round(layer.slot_class, of_layer);
+    const bool lacking = anybody_lacks();
+    size_t room = kMostHints - std::min(kMostHints, table.hints_ahead());
     bool all = true;
     for (const uint32_t expert : experts) {
         const ExpertNumber number = number_of(layer, expert);
@@ -356,9 +320,10 @@ bool ExpertCache::Impl::prefetch(uint32_t block, std::span<const uint32_t> exper
         // Whatever hints do, an acquire finds the floor's slots not tied up in their reads.
         const bool all_fit = slot_class.slots == slot_class.n_objects;
         const uint64_t limit = slot_class.slots - slot_class.floor_slots;
-        all = (all_fit || table.use(layer.slot_class).reading_hints < limit) && !anybody_lacks() &&
-              bring(layer, number, Protection::kNone, true);
+        all = (all_fit || table.use(layer.slot_class).reading_hints < limit) && !lacking &&
+              room > 0 && bring(layer, number, Protection::kNone, true);
         if (!all) break;
+        --room;
         ++stats.prefetches;
     }
     submit_reads(block);
@@ -462,6 +427,15 @@ void ExpertCache::Impl::submit_reads(uint32_t block) {
     requests.clear();
 }
 
+// Whether enough is ready to be handed out, while more is on its way.
+bool ExpertCache::Impl::has_group(const AcquisitionState& state) const {
+    if (!state.scan || state.waiting.empty()) return true;
+    const uint32_t slots = table.use(layers[state.ordinal].slot_class).slots;
+    const auto ready = std::ranges::count_if(
+        state.waiting, [&](ExpertNumber number) { return table.is_published(number); });
+    return ready >= std::clamp(slots / kSlotsPerGroup, 1u, kScanGroup);
+}
+
 // Hands out all that is ready, but leaves kInFlightSlots slots unpinned: the next wave is read into
 // them meanwhile, and another acquisition gets on with them while this group is held. Beyond that
 // limit a group is a single expert. So up to kInFlightSlots + 1 acquisitions can hold groups at the
@@ -500,7 +474,8 @@ bool ExpertCache::Impl::hand_out(AcquisitionState& state) {
 void ExpertCache::Impl::wait_for_arrivals() {
     publish_stats();
     const auto start = std::chrono::steady_clock::now();
-    std::vector<CompletionQueue::Completion> completions = completed.take(true);
+    std::vector<CompletionQueue::Completion> completions;
+    while ((completions = completed.take(true)).empty()) memory->copy_pieces();
     const auto waited = std::chrono::steady_clock::now() - start;
     ++stats.stalls;
     stats.stall_us += static_cast<uint64_t>(
@@ -509,6 +484,7 @@ void ExpertCache::Impl::wait_for_arrivals() {
 }
 
 void ExpertCache::Impl::arrive(std::vector<CompletionQueue::Completion> completions) {
+    memory->copy_pieces();
     for (CompletionQueue::Completion& completion : completions) {
         const auto slot = static_cast<SlotNumber>(completion.tag);
         const ExpertNumber number = table.slot(slot).expert;

@@ -61,6 +61,8 @@ public:
     virtual std::byte* take_buffer(SlotNumber slot) = 0;
     // Of every read into a buffer; may be none.
     virtual PieceSink* sink() { return nullptr; }
+    // Copies on what the sink was told of. To be called now and then while reads go on.
+    virtual void copy_pieces() {}
     virtual void fill(SlotNumber slot) = 0;
     virtual void drop(SlotNumber slot) = 0;
     // With RAM slots only. Whether a copy can be started that will not hold up a later fill() or

@@ -52,6 +52,14 @@ void SlotTable::expect(ExpertNumber expert) {
     experts_[expert].expected_until = acquires_ + kHintAcquires;
 }
 
+size_t SlotTable::hints_ahead() {
+    std::erase_if(hinted_, [&](ExpertNumber number) {
+        const Expert& expert = experts_[number];
+        return expert.slot == kNoSlot || expert.expected_until <= acquires_;
+    });
+    return hinted_.size();
+}
+
 void SlotTable::pin(SlotNumber number) {
     Slot& slot = slots_[number];
     XP_ASSERT(slot.state == State::kPublished);
@@ -103,7 +111,9 @@ void SlotTable::start_reading(SlotNumber number, ExpertNumber expert, bool prefe
     slot.prefetched = prefetched;
     experts_[expert].slot = number;
     ++reading_;
-    if (prefetched) ++classes_[slot.slot_class].reading_hints;
+    if (!prefetched) return;
+    ++classes_[slot.slot_class].reading_hints;
+    hinted_.push_back(expert);
 }
 
 void SlotTable::publish(SlotNumber number) {

@@ -66,6 +66,8 @@ public:
     void want(ExpertNumber expert);
     void unwant(ExpertNumber expert);
     void expect(ExpertNumber expert);
+    // Of what was read for a hint, how much is there or on its way and still expected.
+    size_t hints_ahead();
 
     void pin(SlotNumber number);
     void unpin(SlotNumber number);
@@ -98,6 +100,7 @@ private:
     std::vector<ClassUse> classes_;
     std::vector<std::vector<SlotNumber>> free_;  // per class
     std::vector<Expert> experts_;
+    std::vector<ExpertNumber> hinted_;           // what was read for hints, cleared now and then
 
     uint64_t published_ = 0;
     uint64_t reading_ = 0;

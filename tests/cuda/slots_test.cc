@@ -47,6 +47,7 @@ protected:
         const auto tell = [&](size_t first) {
             for (size_t i = first; i < pieces.size(); i += 2) {
                 memory.sink()->on_piece(buffer + pieces[i].first, pieces[i].second);
+                if (first == 1) memory.copy_pieces();
             }
         };
         write(buffer, bytes, value);
@@ -85,12 +86,18 @@ TEST_F(CudaSlots, BuffersAreFreeAgainWhenTheirReadsEnd) {
 }
 
 // Thousands of reads and uses in random order, each use a copy out of the slot on the compute
-// stream: it must see the read before it, and no later or failed one.
-TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
+// stream: it must see the read before it, and no later or failed one. The number of reads beside
+// them decides who copies.
+class CudaSlotReads : public CudaSlots, public testing::WithParamInterface<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(CudaSlots, CudaSlotReads, testing::Values(0, 10));
+
+TEST_P(CudaSlotReads, UsesSeeTheFillBeforeThemAndNoOther) {
     constexpr uint64_t kBytes = 5 << 20;  // more than is copied at a time
     constexpr uint64_t kPart = kBytes - (512 << 10);
     constexpr uint32_t kSlots = 6, kRounds = 3000;
-    const auto memory = make(3, {{.stride = kBytes, .slots = kSlots}});
+    const uint32_t others = GetParam();
+    const auto memory = make(3 + others, {{.stride = kBytes, .slots = kSlots + others}});
+    for (uint32_t i = 0; i < others; ++i) memory->take_buffer(kSlots + i);
     const unsigned seed = std::random_device{}();
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
@@ -109,6 +116,7 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
                 write(buffer, kBytes, UINT32_MAX);
                 memory->sink()->on_piece(buffer + kPart / 2, kPart / 2);
                 memory->sink()->on_piece(buffer, kPart / 2);
+                memory->copy_pieces();
                 memory->drop(slot);
                 dropped += kPart;
             }
@@ -130,6 +138,7 @@ TEST_F(CudaSlots, UsesSeeTheFillBeforeThemAndNoOther) {
     ASSERT_TRUE(memory->status());
     EXPECT_EQ(std::vector<uint32_t>(seen, seen + kRounds), expected);
     EXPECT_EQ(memory->copied_bytes(), fills * kBytes + dropped);
+    for (uint32_t i = 0; i < others; ++i) memory->drop(kSlots + i);
 }
 
 // The same with RAM slots: contents move between both in random order, and are used and overwritten

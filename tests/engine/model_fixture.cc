@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "daemon/engine/cpu/operators.h"
 #include "daemon/gguf/writer.h"
 #include "daemon/pack/build.h"
 #include "tests/engine/backends.h"
@@ -101,6 +102,16 @@ const Path& tiny_twin() {
     return path;
 }
 
+namespace {
+
+class BehindOperators final : public CpuOperators {
+public:
+    explicit BehindOperators(unsigned threads) : CpuOperators(*best_cpu_kernels(), threads) {}
+    bool runs_behind() const override { return true; }
+};
+
+}  // namespace
+
 LoadedModel load(const Path& directory, const LoadOptions& options) {
     LoadedModel loaded;
     const auto attempt = [&]() -> Result<void> {
@@ -108,6 +119,9 @@ LoadedModel load(const Path& directory, const LoadOptions& options) {
         XP_TRY(loaded.pack, Pack::open(directory, {.direct = false}));
         XP_TRY(loaded.reads, make_read_backend({.backend = options.io, .direct = false}));
         XP_TRY(loaded.backend, open_model_backend(options.threads));
+        if (options.runs_behind && !loaded.backend.operators->runs_behind()) {
+            loaded.backend.operators = std::make_unique<BehindOperators>(options.threads);
+        }
         XP_TRY(std::unique_ptr<SlotMemory> slots, loaded.backend.make_slot_memory());
         if (options.ram_bytes > 0 && !slots->usable_ram()) {
             slots = std::make_unique<FakeDeviceMemory>(options.ram_bytes);

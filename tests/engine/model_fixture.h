@@ -59,6 +59,8 @@ struct LoadOptions {
     ModelOptions model = {.context = 2048, .kv = KvType::kF32};
     unsigned threads = 2;
     IoBackendKind io = IoBackendKind::kAuto;
+    // Operators that at least say that they run behind the caller, as a device's do.
+    bool runs_behind = false;
 };
 
 struct LoadedModel {

@@ -183,6 +183,42 @@ TEST_F(PieceQueueTest, ASinkIsToldOfEveryByteOnceInTheOrderOfArrivalAndOfNothing
     EXPECT_EQ(told.pieces, Pieces{}) << "no part that cannot be gone on from";
 }
 
+TEST_F(PieceQueueTest, WhoWaitsForTheRequestIsWokenByEveryPiece) {
+    Told told(buffer_.data());
+    const ReadRequest request{fd_->get(), 0, buffer_.data(), 2 * kPiece, &done_, 1, &told};
+    queue_.add({&request, 1});
+    auto a = take(), b = take();
+    EXPECT_FALSE(queue_.advance(b, kPiece));
+    EXPECT_TRUE(done_.take(true).empty()) << "does not block";
+    EXPECT_FALSE(queue_.advance(a, kPiece));
+    EXPECT_EQ(done_.take(true).size(), 1u);
+}
+
+TEST_F(PieceQueueTest, WhileFewRequestsWaitPiecesAreSmall) {
+    IoOptions small = options();
+    small.few_piece_bytes = kPageBytes;
+    PieceQueue queue(small, "test", "");
+    const ReadRequest request{fd_->get(), 0, buffer_.data(), 4 * kPageBytes, &done_, 1};
+    const auto size_of_next = [&] {
+        std::optional<PieceQueue::Piece> piece = queue.take(false);
+        const uint64_t bytes = piece ? piece->bytes : 0;
+        if (piece) {
+            EXPECT_FALSE(queue.advance(*piece, static_cast<int64_t>(bytes)));
+        }
+        return bytes;
+    };
+    queue.add({&request, 1});
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(size_of_next(), kPageBytes);
+    EXPECT_EQ(size_of_next(), 0u);
+    const std::vector<ReadRequest> many(100, request);
+    queue.add(many);
+    EXPECT_EQ(size_of_next(), kPiece);
+    uint64_t last = 0;
+    while (const uint64_t bytes = size_of_next()) last = bytes;
+    EXPECT_EQ(last, kPageBytes);
+    EXPECT_EQ(done_.take(false).size(), 101u);
+}
+
 TEST_F(PieceQueueTest, ARangeBeyondWhatAFileCanHoldIsRefused) {
     add(uint64_t{1} << 63, kPageBytes, 1);
     EXPECT_EQ(only_error().code, ErrorCode::kInvalidArgument);

@@ -29,9 +29,10 @@ public:
         launches_ += products.size();
         CpuOperators::matmuls(products, x, n_rows);
     }
-    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override {
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                const std::function<void()>& meanwhile) override {
         ++waits_;
-        CpuOperators::routed(host_ids, host_weights);
+        CpuOperators::routed(host_ids, host_weights, meanwhile);
     }
 
 private:

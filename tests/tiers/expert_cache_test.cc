@@ -92,6 +92,15 @@ TEST_F(ExpertCacheTest, WhatHasArrivedIsHandedOutTogether) {
     EXPECT_EQ(cache->stats().stalls, 0u);
 }
 
+TEST_F(ExpertCacheTest, WhoAsksForMostOfALayerIsHandedExpertsInGroups) {
+    const auto cache = make(3 * kExperts);
+    use(*cache, 0, all_experts(kExperts));
+    EXPECT_LE(cache->stats().waves, 2u) << "a quarter of the slots, then the rest";
+    const auto floor = make(kFloor);
+    use(*floor, 0, all_experts(kExperts));
+    EXPECT_GE(floor->stats().waves, kExperts / 2);
+}
+
 TEST_F(ExpertCacheTest, AskingForNothingGivesNothing) {
     const auto cache = make(kFloor);
     ExpertCache::Acquisition acquisition = cache->acquire(0, {});
@@ -376,6 +385,20 @@ TEST_F(ExpertCacheTest, HintsEvictNothingThatIsWaitedForOrExpected) {
     EXPECT_EQ(cache->stats().prefetches, 0u);
     EXPECT_EQ(cache->stats().evictions, 0u);
     drain(pack_, waits, 0, {0, 1, 2, 3});
+}
+
+TEST_F(ExpertCacheTest, HintsEvictNothingOfTheirOwnLayer) {
+    const auto cache = make(8);
+    use(*cache, 1, all_experts(kExperts));
+    cache->prefetch(3, {{0, 1}});
+    backend_.settle();
+    EXPECT_EQ(cache->stats().evictions, 2u) << "the other layer's";
+    cache->prefetch(3, all_experts(kExperts));
+    backend_.settle();
+    const uint64_t before = backend_.submitted();
+    ExpertCache::Acquisition acquisition = cache->acquire(3, {{0, 1}});
+    EXPECT_EQ(backend_.submitted(), before);
+    drain(pack_, acquisition, 3, {0, 1});
 }
 
 // By frequency alone the next miss would throw out what was just read ahead.

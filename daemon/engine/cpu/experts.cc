@@ -54,7 +54,8 @@ void CpuOperators::route(const RouteArgs& args, uint32_t n_rows) {
     });
 }
 
-void CpuOperators::routed(std::span<uint32_t> host_ids, std::span<float> host_weights) {
+void CpuOperators::routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                          const std::function<void()>&) {
     XP_ASSERT(host_ids.size() == routed_ids_.size());
     std::ranges::copy(routed_ids_, host_ids.begin());
     std::copy_n(routed_weights_, host_weights.size(), host_weights.begin());

@@ -61,7 +61,8 @@ public:
                    float* y) override;
 
     void route(const RouteArgs& args, uint32_t n_rows) override;
-    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights) override;
+    void routed(std::span<uint32_t> host_ids, std::span<float> host_weights,
+                const std::function<void()>& meanwhile) override;
     bool runs_behind() const override { return false; }
     void experts(const ExpertArgs& args) override;
 

@@ -220,7 +220,7 @@ Result<std::unique_ptr<DeepSeek4Workspace>> DeepSeek4Model::make_workspace(uint3
     XP_CHECK(reserve(w.shared_mid, c.ffn_dim));
     XP_CHECK(reserve(w.expert_weights, c.top_k));
     XP_CHECK(reserve(w.expert_out, uint64_t{c.top_k} * c.dim));
-    for (float** t : {&w.turns_plain, &w.turns_compress}) XP_CHECK(reserve(*t, c.rope_dims));
+    XP_CHECK(reserve(w.turns, 2 * uint64_t{c.rope_dims}));
     return workspace;
 }
 

@@ -90,8 +90,8 @@ struct DeepSeek4Workspace {
     float *router, *shared_mid;
     float* expert_weights;                 // [top_k]
     float* expert_out;                     // [top_k][dim]
-    float *turns_plain, *turns_compress;   // cos and sin, [rope_dims]
-    DeviceBuffer logits;                   // of the rows that asked, grown when needed
+    float* turns;                          // cos and sin, [2][rope_dims]: see DeepSeek4Pass
+    LogitsBuffers logits;
 };
 
 class DeepSeek4Model final : public Model {

@@ -16,7 +16,8 @@ DeepSeek4Pass::DeepSeek4Pass(DeepSeek4Model& model, std::span<const Row> rows,
                              std::vector<SequenceSpan> spans,
                              std::unique_ptr<DeepSeek4Workspace> workspace,
                              const PassObserver* observer)
-    : LayeredPass({model.config_.n_layers, model.config_.n_vocab, model.config_.top_k},
+    : LayeredPass({model.config_.n_layers, model.config_.n_vocab, model.config_.top_k,
+                   true},
                   model.operators_, *model.cache_, rows, std::move(spans), observer),
       model_(model),
       work_(std::move(workspace)) {}
@@ -26,51 +27,56 @@ DeepSeek4Pass::~DeepSeek4Pass() { model_.workspaces_.give_back(std::move(work_))
 void DeepSeek4Pass::begin() {
     find_hashed();
     prefetch(0);
+    std::vector<float> turns;
+    append_turns(model_.config_.frequencies_plain, turns);
+    append_turns(model_.config_.frequencies_compress, turns);
+    ops_.upload(reinterpret_cast<std::byte*>(work_->turns), std::as_bytes(std::span(turns)));
+    turns_plain_ = work_->turns;
+    turns_compress_ = work_->turns + turns.size() / 2;
     embed(model_.embedding_, model_.config_.streams, work_->state);
-    fill_turns(model_.config_.frequencies_plain, work_->turns_plain);
-    fill_turns(model_.config_.frequencies_compress, work_->turns_compress);
 }
 
 const PackLayer* DeepSeek4Pass::begin_layer() {
     attention_part();
-    route();
     return layer().experts;
 }
 
 // Angles in double: positions reach a million radians, where float32 has lost the fraction.
-void DeepSeek4Pass::fill_turns(std::span<const double> frequencies, float* turns) {
-    std::vector<float> host(rows_.size() * 2 * frequencies.size());
+void DeepSeek4Pass::append_turns(std::span<const double> frequencies,
+                                 std::vector<float>& turns) const {
     for (const SequenceSpan& span : spans_) {
         for (uint32_t i = 0; i < span.n_rows; ++i) {
-            float* row = host.data() + (span.first_row + i) * 2 * frequencies.size();
-            const double p = static_cast<double>(span.sequence->position() + i);
-            for (size_t f = 0; f < frequencies.size(); ++f) {
-                row[2 * f] = static_cast<float>(std::cos(p * frequencies[f]));
-                row[2 * f + 1] = static_cast<float>(std::sin(p * frequencies[f]));
+            const double p = static_cast<double>(span.position + i);
+            for (const double frequency : frequencies) {
+                turns.push_back(static_cast<float>(std::cos(p * frequency)));
+                turns.push_back(static_cast<float>(std::sin(p * frequency)));
             }
         }
     }
-    ops_.upload(reinterpret_cast<std::byte*>(turns), std::as_bytes(std::span(host)));
 }
 
 // x = norm(HCpre(X)), after HCpost(*update); post_comb is kept for the HCpost that follows.
 void DeepSeek4Pass::hyper_connection(const HyperConnection& hc, const float* norm,
                                      const HcUpdate* update) {
     const DeepSeek4Config& c = model_.config_;
-    ops_.hc_pre({.state = work_->state, .fn = hc.fn, .base = hc.base, .scale = hc.scale,
-                 .norm = norm, .streams = c.streams, .dim = c.dim, .norm_epsilon = c.norm_epsilon,
-                 .epsilon = c.hc_epsilon, .iterations = c.sinkhorn_iterations},
-                update, n_rows(), work_->x, work_->post_comb);
+    ops_.hc_pre({.state = of_part(work_->state, uint64_t{c.streams} * c.dim), .fn = hc.fn,
+                 .base = hc.base, .scale = hc.scale, .norm = norm, .streams = c.streams,
+                 .dim = c.dim, .norm_epsilon = c.norm_epsilon, .epsilon = c.hc_epsilon,
+                 .iterations = c.sinkhorn_iterations},
+                update, part_->n_rows, of_part(work_->x, c.dim), post_comb());
 }
 
 void DeepSeek4Pass::attention_part() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
-    const uint32_t n = n_rows();
-    const float* turns = compressed_layer() ? work_->turns_compress : work_->turns_plain;
-    const HcUpdate before = feed_forward_update();
+    const uint32_t n = part_->n_rows;
+    const float* const x = of_part(work_->x, c.dim);
+    const float* const turns =
+        of_part(compressed_layer() ? turns_compress_ : turns_plain_, c.rope_dims);
+    const HcUpdate before = {.post_comb = post_comb(), .rest = of_part(work_->shared, c.dim),
+                             .parts = of_part(work_->expert_out, uint64_t{c.top_k} * c.dim),
+                             .n_slots = c.top_k};
     hyper_connection(l.hc_attention, l.attention_norm, update_left_ ? &before : nullptr);
-    update_left_ = false;
 
     // All that is made of x: queries' low rank, the row that serves as key and value of all heads,
     // what the compressors take in.
@@ -85,7 +91,7 @@ void DeepSeek4Pass::attention_part() {
         products.push_back({l.index_compressor.gates, work_->index_compressor_gates});
         if (picks) products.push_back({l.index_weights, work_->index_weights});
     }
-    ops_.matmuls(products, work_->x, n);
+    ops_.matmuls(products, x, n);
 
     products = {{l.q_b, work_->q}};
     if (picks) products.push_back({l.index_q, work_->index_q});
@@ -110,9 +116,9 @@ void DeepSeek4Pass::attention_part() {
     if (picks) pick_rows();
 
     std::vector<AttentionSegment> segments;
-    for (const SequenceSpan& span : spans_) {
+    for (const SequenceSpan& span : part_->spans) {
         DeepSeek4Sequence::LayerState& state = state_of(span);
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
+        segments.push_back({span.first_row, span.n_rows, span.position,
                             state.ring.data(), state.compressed.data()});
     }
     ops_.attention({
@@ -126,16 +132,16 @@ void DeepSeek4Pass::attention_part() {
     // The low-rank output per group of heads.
     ops_.matmul_grouped(l.out_a, c.out_groups, work_->attended, n, work_->out_low);
     ops_.matmul(l.out_b, work_->out_low, n, work_->out);
-    const HcUpdate update = {.post_comb = work_->post_comb, .rest = work_->out};
+    const HcUpdate update = {.post_comb = post_comb(), .rest = work_->out};
     hyper_connection(l.hc_ffn, l.ffn_norm, &update);
 }
 
 void DeepSeek4Pass::compress(const Compressor& compressor, bool index) {
     const DeepSeek4Config& c = model_.config_;
     std::vector<CompressorSegment> segments;
-    for (const SequenceSpan& span : spans_) {
+    for (const SequenceSpan& span : part_->spans) {
         DeepSeek4Sequence::LayerState& s = state_of(span);
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
+        segments.push_back({span.first_row, span.n_rows, span.position,
                             (index ? s.index_keys : s.keys).as<float>(),
                             (index ? s.index_gates : s.gates).as<float>(),
                             (index ? s.index_rows : s.compressed).data()});
@@ -154,17 +160,17 @@ bool DeepSeek4Pass::picks_rows() const {
     const DeepSeek4Config& c = model_.config_;
     if (!c.indexed(layer_)) return false;
     const auto chooses = [&](const SequenceSpan& span) {
-        return (span.sequence->position() + span.n_rows) / c.ratio[layer_] > c.index_top_k;
+        return (span.position + span.n_rows) / c.ratio[layer_] > c.index_top_k;
     };
-    return observer_.indexed || std::any_of(spans_.begin(), spans_.end(), chooses);
+    return observer_.indexed || std::ranges::any_of(part_->spans, chooses);
 }
 
 // The lightning indexer: which compressed rows each row attends to.
 void DeepSeek4Pass::pick_rows() {
     const DeepSeek4Config& c = model_.config_;
     std::vector<IndexSegment> segments;
-    for (const SequenceSpan& span : spans_) {
-        segments.push_back({span.first_row, span.n_rows, span.sequence->position(),
+    for (const SequenceSpan& span : part_->spans) {
+        segments.push_back({span.first_row, span.n_rows, span.position,
                             state_of(span).index_rows.data()});
     }
     const float heads_dims =
@@ -192,10 +198,7 @@ void DeepSeek4Pass::find_hashed() {
                 hashed.ids.insert(hashed.ids.end(), first, first + c.top_k);
             }
         }
-        hashed.distinct = hashed.ids;
-        std::sort(hashed.distinct.begin(), hashed.distinct.end());
-        hashed.distinct.erase(std::unique(hashed.distinct.begin(), hashed.distinct.end()),
-                              hashed.distinct.end());
+        hashed.distinct = sorted_distinct(hashed.ids);
     }
 }
 
@@ -209,25 +212,22 @@ void DeepSeek4Pass::prefetch(uint32_t first_layer) {
     }
 }
 
-// Chooses the experts of every row.
+std::vector<uint32_t> DeepSeek4Pass::known_experts() {
+    const auto hashed = std::find_if(hashed_.begin(), hashed_.end(),
+                                     [&](const Hashed& h) { return h.layer == layer_; });
+    return hashed != hashed_.end() ? std::move(hashed->ids) : std::vector<uint32_t>();
+}
+
+// Chooses the experts of the part's rows.
 void DeepSeek4Pass::route() {
     const DeepSeek4Config& c = model_.config_;
     const DeepSeek4Layer& l = layer();
-    ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    const auto hashed = std::find_if(hashed_.begin(), hashed_.end(),
-                                     [&](const Hashed& h) { return h.layer == layer_; });
-    if (hashed != hashed_.end()) {
-        fixed_ids_ = std::move(hashed->ids);
-        ids_known_ = true;
-    } else if (observer_.choose) {
-        fixed_ids_ = forced_experts(layer_);
-    }
-    ops_.route({.logits = work_->router, .bias = l.router_bias,
-                .host_fixed = fixed_ids_.empty() ? nullptr : fixed_ids_.data(),
+    ops_.matmul(l.router, of_part(work_->x, c.dim), part_->n_rows, work_->router);
+    ops_.route({.logits = work_->router, .bias = l.router_bias, .host_fixed = fixed_ids(),
                 .normalise = c.expert_normalise, .scale = c.expert_scale,
                 .n_experts = l.experts->n_experts, .top_k = c.top_k,
-                .weights = work_->expert_weights},
-               n_rows());
+                .weights = of_part(work_->expert_weights, c.top_k)},
+               part_->n_rows);
 }
 
 void DeepSeek4Pass::beside_experts() {
@@ -247,18 +247,15 @@ ExpertArgs DeepSeek4Pass::expert_args() {
     return args;
 }
 
-HcUpdate DeepSeek4Pass::feed_forward_update() const {
-    return {.post_comb = work_->post_comb, .rest = work_->shared, .parts = work_->expert_out,
-            .n_slots = model_.config_.top_k};
-}
-
 // What the layer gave is put into the state by the next layer's first operator, unless the state
 // itself is asked for.
 void DeepSeek4Pass::finish_layer() {
     const DeepSeek4Config& c = model_.config_;
     update_left_ = layer_ + 1 < c.n_layers && !observer_.layer_done;
     if (!update_left_) {
-        ops_.hc_post(feed_forward_update(), n_rows(), c.streams, c.dim, work_->state);
+        ops_.hc_post({.post_comb = work_->post_comb, .rest = work_->shared,
+                      .parts = work_->expert_out, .n_slots = c.top_k},
+                     n_rows(), c.streams, c.dim, work_->state);
     }
 }
 
@@ -268,7 +265,7 @@ std::vector<float> DeepSeek4Pass::state() {
 }
 
 // The states of the rows that asked are moved together first.
-Result<const float*> DeepSeek4Pass::head(std::span<const uint32_t> rows) {
+Result<LogitsBuffers*> DeepSeek4Pass::head(std::span<const uint32_t> rows) {
     const DeepSeek4Config& c = model_.config_;
     const uint64_t flat = uint64_t{c.streams} * c.dim;
     const auto n = static_cast<uint32_t>(rows.size());
@@ -284,13 +281,13 @@ Result<const float*> DeepSeek4Pass::head(std::span<const uint32_t> rows) {
 
 void DeepSeek4Pass::observe_picks() const {
     const uint32_t k = model_.config_.index_top_k;
-    std::vector<uint32_t> picks(uint64_t{n_rows()} * k);
+    std::vector<uint32_t> picks(uint64_t{part_->n_rows} * k);
     ops_.download(std::as_writable_bytes(std::span(picks)),
                   reinterpret_cast<const std::byte*>(work_->picks));
-    for (uint32_t row = 0; row < n_rows(); ++row) {
+    for (uint32_t row = 0; row < part_->n_rows; ++row) {
         const auto first = picks.begin() + ptrdiff_t{row} * k;
         const auto last = std::find(first, first + k, kNoPick);
-        observer_.indexed(layer_, row, std::span(first, last));
+        observer_.indexed(layer_, part_->first_row + row, std::span(first, last));
     }
 }
 

@@ -26,21 +26,21 @@ private:
 
     void begin() override;
     const PackLayer* begin_layer() override;
+    void route() override;
+    std::vector<uint32_t> known_experts() override;
     void beside_experts() override;
     ExpertArgs expert_args() override;
     void prefetch(uint32_t first_layer) override;
     void finish_layer() override;
     std::vector<float> state() override;
-    Result<const float*> head(std::span<const uint32_t> rows) override;
+    Result<LogitsBuffers*> head(std::span<const uint32_t> rows) override;
 
     void attention_part();
     void compress(const Compressor& compressor, bool index);
     bool picks_rows() const;
     void pick_rows();
-    void route();
     void hyper_connection(const HyperConnection& hc, const float* norm, const HcUpdate* update);
-    HcUpdate feed_forward_update() const;
-    void fill_turns(std::span<const double> frequencies, float* turns);
+    void append_turns(std::span<const double> frequencies, std::vector<float>& turns) const;
     void find_hashed();
     void observe_picks() const;
 
@@ -48,10 +48,17 @@ private:
     DeepSeek4Sequence::LayerState& state_of(const SequenceSpan& span) const {
         return static_cast<DeepSeek4Sequence*>(span.sequence)->layers_[layer_];
     }
+    // Of the part's rows, [streams + streams²] each.
+    float* post_comb() const {
+        const uint64_t streams = model_.config_.streams;
+        return of_part(work_->post_comb, streams * (1 + streams));
+    }
     bool compressed_layer() const { return model_.config_.ratio[layer_] != 0; }
 
     DeepSeek4Model& model_;
     std::unique_ptr<DeepSeek4Workspace> work_;
+    const float* turns_plain_ = nullptr;     // [n_rows][rope_dims] each
+    const float* turns_compress_ = nullptr;
     bool update_left_ = false;     // what the layer before gave is not in the state yet
     std::vector<Hashed> hashed_;   // in order
 };

@@ -75,7 +75,7 @@ struct KimiK3Workspace {
     float *q_latent, *context, *kv;          // latent attention
     float *mid, *router, *latent, *expert_weights;
     float *expert_out, *routed;              // [top_k][latent_dim], [latent_dim]
-    DeviceBuffer logits;                     // of the rows that asked, grown when needed
+    LogitsBuffers logits;
 };
 
 class KimiK3Model final : public Model {

@@ -69,8 +69,6 @@ const PackLayer* KimiK3Pass::begin_layer() {
     if (l.experts == nullptr) {
         ops_.matmul_gated(l.gate, l.up, work_->x, n_rows(), c.activation, work_->mid);
         ops_.matmul(l.down, work_->mid, n_rows(), work_->out);
-    } else {
-        route();
     }
     return l.experts;
 }
@@ -136,9 +134,8 @@ void KimiK3Pass::route() {
     const KimiK3Config& c = model_.config_;
     const KimiK3Layer& l = layer();
     ops_.matmul(l.router, work_->x, n_rows(), work_->router);
-    if (observer_.choose) fixed_ids_ = forced_experts(layer_);
     ops_.route({.score = RouterScore::kSigmoid, .logits = work_->router, .bias = l.router_bias,
-                .host_fixed = fixed_ids_.empty() ? nullptr : fixed_ids_.data(),
+                .host_fixed = fixed_ids(),
                 .normalise = c.expert_normalise, .scale = c.expert_scale,
                 .n_experts = l.experts->n_experts, .top_k = c.top_k,
                 .weights = work_->expert_weights},
@@ -186,7 +183,7 @@ std::vector<float> KimiK3Pass::state() {
 }
 
 // The streams and banks of the rows that asked are moved together first.
-Result<const float*> KimiK3Pass::head(std::span<const uint32_t> rows) {
+Result<LogitsBuffers*> KimiK3Pass::head(std::span<const uint32_t> rows) {
     const uint64_t dim = model_.config_.dim;
     const uint64_t bank = dim * model_.config_.bank_rows();
     const auto n = static_cast<uint32_t>(rows.size());

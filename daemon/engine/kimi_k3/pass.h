@@ -18,15 +18,15 @@ public:
 private:
     void begin() override;
     const PackLayer* begin_layer() override;
+    void route() override;
     void beside_experts() override;
     ExpertArgs expert_args() override;
     void finish_layer() override;
     std::vector<float> state() override;
-    Result<const float*> head(std::span<const uint32_t> rows) override;
+    Result<LogitsBuffers*> head(std::span<const uint32_t> rows) override;
 
     void delta_attention();
     void latent_attention();
-    void route();
     // Of the streams and banks as they are now; the caller fills in what is given and made.
     ResidualMixArgs residual() const;
 
