@@ -79,6 +79,7 @@ Result<void> Replay::pass(const Routing& routing, uint64_t first_token, uint32_t
     for (uint32_t i = 0; i < routing.n_layers; ++i) {
         const uint32_t block = pack_->manifest().layers[i].layer;
         const std::vector<uint32_t> experts = distinct_experts(routing, first_token, n_rows, i);
+        if (block < n_hash_layers_) prefetch(routing, first_token, n_rows, i);
         ExpertCache::Acquisition acquisition = cache_->acquire(block, experts);
         prefetch(routing, first_token, n_rows, i + 1);
         for (size_t left = experts.size(); left > 0;) {
