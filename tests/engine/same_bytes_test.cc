@@ -31,7 +31,7 @@ const ModelUnderTest kModels[] = {{"tiny", kDeepSeek4, tiny, KvType::kF32, 280},
                                   {"demo", kDeepSeek4, demo, KvType::kF32, 150},
                                   {"k3", kKimiK3, k3_small, KvType::kF32, 220},
                                   {"k3_f16", kKimiK3, k3_small, KvType::kF16, 220},
-                                  {"k3_q2k", kKimiK3, k3_q2k, KvType::kF32, 220},
+                                  {"k3_q2k", kKimiK3, k3_q2k, KvType::kF32, 70},
                                   {"k3_demo", kKimiK3, k3_demo, KvType::kF32, 150}};
 #endif
 
