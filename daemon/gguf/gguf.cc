@@ -1,5 +1,7 @@
 #include "daemon/gguf/gguf.h"
 
+#include <fcntl.h>
+
 #include "daemon/gguf/split.h"
 
 namespace xp {
@@ -10,8 +12,8 @@ std::string TensorInfo::shape() const {
     return text + "]";
 }
 
-Result<GgufFile> GgufFile::open(const Path& path) {
-    XP_TRY(std::vector<GgufShard> shards, load_shards(path));
+Result<GgufFile> GgufFile::open(std::span<const Path> places) {
+    XP_TRY(std::vector<GgufShard> shards, load_shards(places));
     GgufFile model;
     model.metadata_ = std::move(shards[0].metadata);
     if (shards.size() > 1) {
@@ -27,6 +29,16 @@ Result<GgufFile> GgufFile::open(const Path& path) {
         model.files_.push_back(std::move(shard.file));
     }
     return model;
+}
+
+Result<void> GgufFile::replace_file(size_t index, const Path& path) {
+    File& file = files_.at(index);
+    XP_TRY(UniqueFd fd, open_file(path, O_RDONLY));
+    XP_TRY(const uint64_t bytes, file_size(fd.get(), path));
+    XP_ASSERT(bytes == file.bytes);
+    file.path = path;
+    file.fd = std::move(fd);
+    return {};
 }
 
 const TensorInfo* GgufFile::find_tensor(std::string_view name) const {

@@ -5,7 +5,7 @@
 // overlap. Errors name the file, the key or tensor, and the offset. Weights are never mapped; they
 // are read with read_tensor() or, from packs, through daemon/io.
 //
-// A GgufFile is immutable after open() and may be used by several threads.
+// A GgufFile is immutable after open(), but for replace_file(), and may be used by several threads.
 #pragma once
 
 #include <array>
@@ -113,7 +113,14 @@ public:
     // Opens a GGUF from any of its shards, or from a directory that holds exactly one model.
     // Missing shards are listed all at once. The split.* keys of a sharded model describe its
     // files, not the model, and are left out of metadata().
-    static Result<GgufFile> open(const Path& path);
+    static Result<GgufFile> open(const Path& path) { return open({&path, 1}); }
+    // The same from several places, files and directories, that hold shards of one model. A shard
+    // that is in several of them is taken from the first.
+    static Result<GgufFile> open(std::span<const Path> places);
+
+    // From now on the file's bytes are read from another file of the same size. Not while another
+    // thread uses this.
+    Result<void> replace_file(size_t index, const Path& path);
 
     const GgufMetadata& metadata() const { return metadata_; }
     std::span<const TensorInfo> tensors() const { return tensors_; }

@@ -10,6 +10,7 @@
 
 #include <fmt/ranges.h>
 
+#include "daemon/base/assert.h"
 #include "daemon/gguf/cursor.h"
 
 namespace xp {
@@ -52,25 +53,43 @@ std::optional<ShardName> parse_shard_name(const Path& path) {
     return ShardName{name.substr(0, start), *number, *total};
 }
 
-std::vector<Path> shard_paths(const Path& one, const ShardName& name) {
-    std::vector<Path> paths;
-    for (uint64_t i = 1; i <= name.total; ++i) {
-        paths.push_back(one.parent_path() /
-                        fmt::format("{}-{:05}-of-{:05}.gguf", name.prefix, i, name.total));
+// Where the files of a model are looked for, in this order.
+using Directories = std::vector<Path>;
+
+std::optional<Path> find_file(const Directories& directories, const std::string& name) {
+    for (const Path& directory : directories) {
+        std::error_code ignored;
+        if (std::filesystem::exists(directory / name, ignored)) return directory / name;
     }
-    return paths;
+    return std::nullopt;
 }
 
-Result<void> check_all_present(const std::vector<Path>& paths) {
-    std::vector<std::string> missing;
-    for (const Path& path : paths) {
-        std::error_code ignored;
-        if (!std::filesystem::exists(path, ignored)) missing.push_back(path.filename().native());
+std::vector<std::string> shard_names(const ShardName& name) {
+    std::vector<std::string> names;
+    for (uint64_t i = 1; i <= name.total; ++i) {
+        names.push_back(fmt::format("{}-{:05}-of-{:05}.gguf", name.prefix, i, name.total));
     }
-    if (missing.empty()) return {};
-    const Path directory = paths[0].parent_path();
+    return names;
+}
+
+Result<std::vector<Path>> find_all(const Directories& directories,
+                                   const std::vector<std::string>& names) {
+    std::vector<Path> paths;
+    std::vector<std::string> missing;
+    for (const std::string& name : names) {
+        if (std::optional<Path> path = find_file(directories, name)) {
+            paths.push_back(*std::move(path));
+        } else {
+            missing.push_back(name);
+        }
+    }
+    if (missing.empty()) return paths;
+    std::vector<std::string> places;
+    for (const Path& directory : directories) {
+        places.push_back(directory.empty() ? "." : directory.native());
+    }
     return make_error(ErrorCode::kNotFound, "{} of the model's {} shards are missing in {}: {}",
-                      missing.size(), paths.size(), directory.empty() ? "." : directory.native(),
+                      missing.size(), names.size(), fmt::join(places, ", "),
                       fmt::join(missing, ", "));
 }
 
@@ -170,7 +189,8 @@ Result<uint64_t> stated_count(const GgufShard& shard) {
     return std::max<uint64_t>(count, 1);
 }
 
-Result<std::vector<GgufShard>> load_set(GgufShard given, uint64_t count) {
+Result<std::vector<GgufShard>> load_set(GgufShard given, uint64_t count,
+                                        const Directories& directories) {
     const Path path = given.file.path;
     const auto name = parse_shard_name(path);
     if (!name || name->total != count) {
@@ -179,8 +199,7 @@ Result<std::vector<GgufShard>> load_set(GgufShard given, uint64_t count) {
                           "end in -NNNNN-of-{:05}.gguf, so the others cannot be found: restore the "
                           "original names", path.native(), count, count);
     }
-    const std::vector<Path> paths = shard_paths(path, *name);
-    XP_CHECK(check_all_present(paths));
+    XP_TRY(const std::vector<Path> paths, find_all(directories, shard_names(*name)));
     std::vector<GgufShard> shards(count);
     for (uint64_t i = 0; i < count; ++i) {
         if (i + 1 == name->number) {
@@ -194,30 +213,62 @@ Result<std::vector<GgufShard>> load_set(GgufShard given, uint64_t count) {
     return shards;
 }
 
+bool is_folder(const Path& path) {
+    std::error_code ignored;
+    return std::filesystem::is_directory(path, ignored);
+}
+
+// The file that names the model: the first place, or what is in it.
+Result<Path> find_model(std::span<const Path> places) {
+    if (!is_folder(places[0])) return places[0];
+    Result<Path> found = find_in_directory(places[0]);
+    // All that was there may have moved to another place.
+    for (const Path& place : places.subspan(1)) {
+        if (found || found.error().code != ErrorCode::kNotFound) break;
+        if (Result<Path> other = find_in_directory(place)) found = *std::move(other);
+    }
+    return found;
+}
+
+Result<void> check_places(std::span<const Path> places, const std::vector<std::string>& names) {
+    for (const Path& place : places) {
+        if (is_folder(place)) continue;
+        if (std::ranges::find(names, place.filename().native()) != names.end()) continue;
+        return make_error(ErrorCode::kInvalidArgument, "{} is not one of the {} files of the model "
+                          "that {} belongs to", place.native(), names.size(), names[0]);
+    }
+    return {};
+}
+
 }  // namespace
 
-Result<std::vector<GgufShard>> load_shards(const Path& path) {
-    std::error_code ignored;
-    Path file = path;
-    if (std::filesystem::is_directory(path, ignored)) {
-        XP_TRY(file, find_in_directory(path));
+Result<std::vector<GgufShard>> load_shards(std::span<const Path> places) {
+    XP_ASSERT(!places.empty());
+    XP_TRY(Path file, find_model(places));
+    Directories directories;
+    for (const Path& place : places) {
+        directories.push_back(is_folder(place) ? place : place.parent_path());
     }
+    const auto name = parse_shard_name(file);
+    std::vector<std::string> names = {file.filename().native()};
+    if (name && name->total <= kMaxShards) names = shard_names(*name);
+    if (places.size() > 1) XP_CHECK(check_places(places, names));
+    std::error_code ignored;
     if (!std::filesystem::exists(file, ignored)) {
-        // Of a set that is there in part, say everything that is missing and not only this one.
-        const auto name = parse_shard_name(file);
-        if (name && name->total <= kMaxShards) {
-            const std::vector<Path> paths = shard_paths(file, *name);
-            const bool some = std::any_of(paths.begin(), paths.end(), [](const Path& one) {
-                std::error_code unused;
-                return std::filesystem::exists(one, unused);
-            });
-            if (some) XP_CHECK(check_all_present(paths));
+        // Any file of the set will do. Of one that is there in part, all that is missing is told,
+        // and not only this file.
+        for (const std::string& other : names) {
+            const std::optional<Path> path = find_file(directories, other);
+            if (!path) continue;
+            file = *path;
+            if (places.size() == 1) XP_CHECK(find_all(directories, names));
+            break;
         }
     }
     XP_TRY(GgufShard given, parse_shard(file));
     auto count = stated_count(given);
     if (!count) return std::move(count).error().with_context(file.native());
-    if (*count > 1) return load_set(std::move(given), *count);
+    if (*count > 1) return load_set(std::move(given), *count, directories);
     std::vector<GgufShard> shards;
     shards.push_back(std::move(given));
     return shards;

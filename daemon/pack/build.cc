@@ -3,13 +3,16 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
+#include <optional>
 #include <system_error>
 
 #include "daemon/base/memory.h"
 #include "daemon/pack/assemble.h"
 #include "daemon/pack/build_plan.h"
 #include "daemon/pack/build_stream.h"
+#include "daemon/pack/consume.h"
 #include "daemon/pack/destination.h"
 #include "daemon/pack/file_digest.h"
 #include "daemon/pack/format.h"
@@ -84,7 +87,7 @@ std::vector<ObjectDigest> combine_digests(const BuildState& state) {
 }
 
 // Everything that depends on the source's digests, the manifest last.
-Result<void> finish(const BuildPlan& plan, const BuildState& state,
+Result<void> finish(const GgufFile& source, const BuildPlan& plan, const BuildState& state,
                     const Destination& destination) {
     Manifest manifest = plan.manifest;
     XP_ASSERT(state.finished_files.size() == manifest.sources.size());
@@ -92,9 +95,13 @@ Result<void> finish(const BuildPlan& plan, const BuildState& state,
         manifest.sources[i].digest = state.finished_files[i];
     }
     const Path& directory = destination.directory();
+    if (std::ranges::find(state.consumed, true) != state.consumed.end()) {
+        XP_CHECK(verify_resident(source, plan, directory, state));
+    }
     XP_TRY(manifest.resident_digest, digest_file(directory / kResidentName, nullptr));
     XP_CHECK(seal_pack(directory, std::move(manifest), combine_digests(state),
                        destination.stripe_fds(), destination.stripe_paths()));
+    XP_CHECK(remove_kept(directory));
     const Path journal = directory / kJournalName;
     if (::unlink(journal.c_str()) != 0 && errno != ENOENT) {
         return errno_error(errno, fmt::format("the pack is complete, but {} cannot be removed",
@@ -103,13 +110,24 @@ Result<void> finish(const BuildPlan& plan, const BuildState& state,
     return sync_directory(directory);
 }
 
-Result<void> run_build(const GgufFile& source, const BuildPlan& plan, Destination& destination,
+Result<void> run_build(GgufFile& source, const BuildPlan& plan, Destination& destination,
                        const BuildOptions& options) {
     XP_TRY(const std::vector<SourceStamp> before, stamp_source(source));
     BuildState state(plan);
-    XP_TRY(Journal journal, destination.prepare(plan, options.reserve_bytes, state));
+    const auto check_source = [&](const BuildState& resumed) -> Result<void> {
+        XP_CHECK(check_kept(source, destination.directory(), resumed));
+        if (!options.consume) return {};
+        return check_consumable(source, destination.directory(), resumed);
+    };
+    XP_TRY(Journal journal, destination.prepare(source, plan, options, check_source, state));
+    std::optional<SourceConsumer> consumer;
+    if (options.consume) {
+        consumer.emplace(source, plan, destination.directory(), destination.stripe_fds(),
+                         destination.stripe_paths(), options, journal, state);
+        XP_CHECK(consumer->start());
+    }
     BuildStream stream(source, plan, destination.stripe_fds(), destination.stripe_paths(), options,
-                       journal, state);
+                       journal, state, consumer ? &*consumer : nullptr);
     XP_CHECK(stream.start());
     if (auto copied = copy_everything(plan, destination, stream); !copied) {
         (void)stream.save_progress();  // the first error is the one to tell
@@ -121,11 +139,11 @@ Result<void> run_build(const GgufFile& source, const BuildPlan& plan, Destinatio
                           "{} was changed while it was read; remove {} and build again",
                           source.files()[0].path.native(), destination.directory().native());
     }
-    return finish(plan, state, destination);
+    return finish(source, plan, state, destination);
 }
 
 // What the last flush of the journal names stays; unflushed records may be cut off in the middle.
-Result<void> run_build_guarded(const GgufFile& source, const BuildPlan& plan,
+Result<void> run_build_guarded(GgufFile& source, const BuildPlan& plan,
                                Destination& destination, const BuildOptions& options) {
     try {
         return run_build(source, plan, destination, options);
@@ -137,13 +155,42 @@ Result<void> run_build_guarded(const GgufFile& source, const BuildPlan& plan,
     }
 }
 
+// What an earlier run has consumed is in the destination.
+Result<GgufFile> open_source(const Path& source, const Path& destination,
+                             const BuildOptions& options) {
+    std::vector<Path> places = {source};
+    places.insert(places.end(), options.more_sources.begin(), options.more_sources.end());
+    std::error_code ignored;
+    if (std::filesystem::is_directory(destination / kKeptName, ignored)) {
+        places.push_back(destination / kKeptName);
+    }
+    return GgufFile::open(places);
+}
+
 }  // namespace
+
+Result<BuildPreview> preview_build(const Path& source_path, const Path& destination,
+                                   const BuildOptions& options) {
+    XP_TRY(const GgufFile source, open_source(source_path, destination, options));
+    std::vector<std::string> stripes(1 + options.stripe_directories.size());
+    for (size_t s = 0; s < stripes.size(); ++s) stripes[s] = fmt::format("experts.{:03}.xpk", s);
+    XP_TRY(const BuildPlan plan, plan_build(source, stripes, options.mxfp4_layout));
+    if (options.consume) XP_CHECK(check_consumable(source, destination, BuildState(plan)));
+    BuildPreview preview{.sources = {}, .layers = plan.manifest.layers.size(),
+                         .objects = plan.manifest.n_objects, .expert_bytes = 0,
+                         .resident_bytes = plan.resident_bytes};
+    for (const PackStripe& stripe : plan.manifest.stripes) preview.expert_bytes += stripe.bytes;
+    for (const GgufFile::File& file : source.files()) {
+        preview.sources.push_back({file.path, file.bytes});
+    }
+    return preview;
+}
 
 Result<void> build_pack(const Path& source_path, const Path& destination_path,
                         const BuildOptions& options) {
-    XP_TRY(const GgufFile source, GgufFile::open(source_path));
     XP_TRY(Destination destination,
            Destination::open(destination_path, options.stripe_directories));
+    XP_TRY(GgufFile source, open_source(source_path, destination.directory(), options));
     XP_TRY(const BuildPlan plan,
            plan_build(source, destination.stripe_names(), options.mxfp4_layout));
     auto built = run_build_guarded(source, plan, destination, options);

@@ -21,7 +21,17 @@ struct BuildProgress {
     uint64_t resumed_bytes = 0;  // found done by the journal; no time was spent on them now
 };
 
+// What was done about a source file that is to be deleted, in this order (consume.h).
+enum class ConsumeStep : uint8_t { kKept, kVerified, kJournalled, kDeleted };
+
 struct BuildOptions {
+    // Further files or directories that hold shards of the source.
+    std::vector<Path> more_sources = {};
+    // Deletes each source file once its bytes are verified in the pack. What is left on the way is
+    // resumed with or without this.
+    bool consume = false;
+    // After each step, with the file's path.
+    std::function<void(ConsumeStep, const Path&)> consumed = nullptr;
     // Directories on other drives for further stripes; empty: one stripe inside the pack.
     std::vector<Path> stripe_directories = {};
     // How MXFP4 matrices are stored.
@@ -38,9 +48,24 @@ struct BuildOptions {
     std::function<bool()> cancelled = nullptr;
 };
 
-// Builds `destination` (a directory NAME.xpack) from the GGUF `source` (any shard). A complete pack
-// there is kInvalidArgument; an unfinished one of the same source and layout is resumed; one of
-// another source is refused and left alone.
+// Builds `destination` (a directory NAME.xpack) from the GGUF `source` (any shard, or a directory).
+// A complete pack there is kInvalidArgument; an unfinished one of the same source and layout is
+// resumed; one of another source is refused and left alone.
 Result<void> build_pack(const Path& source, const Path& destination, const BuildOptions& options);
+
+// What build_pack() would do, without writing anything.
+struct BuildPreview {
+    struct File {
+        Path path;
+        uint64_t bytes = 0;
+    };
+    std::vector<File> sources;
+    uint64_t layers = 0;
+    uint64_t objects = 0;
+    uint64_t expert_bytes = 0;    // of all stripes
+    uint64_t resident_bytes = 0;  // about
+};
+Result<BuildPreview> preview_build(const Path& source, const Path& destination,
+                                   const BuildOptions& options);
 
 }  // namespace xp

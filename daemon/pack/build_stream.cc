@@ -26,10 +26,11 @@ constexpr unsigned kTasks = 4;
 
 BuildStream::BuildStream(const GgufFile& source, const BuildPlan& plan,
                          std::span<const UniqueFd> stripes, std::span<const Path> stripe_paths,
-                         const BuildOptions& options, Journal& journal, BuildState& state)
+                         const BuildOptions& options, Journal& journal, BuildState& state,
+                         SourceConsumer* consumer)
     : source_(source), plan_(plan), stripes_(stripes), stripe_paths_(stripe_paths),
-      options_(options), journal_(journal), state_(state), resumed_step_(state.next_step),
-      pool_(kTasks) {
+      options_(options), journal_(journal), state_(state), consumer_(consumer),
+      resumed_step_(state.next_step), pool_(kTasks) {
     progress_.total_bytes = plan.total_bytes;
     for (size_t i = 0; i < plan.steps.size(); ++i) {
         if (!needs_reading(i)) progress_.resumed_bytes += plan.steps[i].bytes;
@@ -53,7 +54,19 @@ Result<void> BuildStream::start() {
     }
     current_ = chunk_from(0, 0);
     report();
+    XP_CHECK(consume_done_files());
     return read(current_, current_buffer_);
+}
+
+// All files before that of the current chunk are done. Reading ahead is already in the next one.
+Result<void> BuildStream::consume_done_files() {
+    if (consumer_ == nullptr) return {};
+    const bool at_end = current_.step == plan_.steps.size();
+    const auto file = static_cast<uint32_t>(at_end ? source_.files().size()
+                                                   : plan_.steps[current_.step].file);
+    if (!consumer_->is_due(file)) return {};
+    XP_CHECK(save_progress());
+    return consumer_->consume_before(file);
 }
 
 Result<void> BuildStream::run_through(size_t step, const TensorToWrite::Sink& sink) {
@@ -77,6 +90,7 @@ Result<void> BuildStream::run_through(size_t step, const TensorToWrite::Sink& si
                 if (unsaved_bytes_ >= options_.sync_bytes) XP_CHECK(save_progress());
             }
         }
+        XP_CHECK(consume_done_files());
         report();
     }
     return {};
@@ -126,6 +140,11 @@ Result<void> BuildStream::handle_current(const Chunk& next, const TensorToWrite:
                 if (kind == BuildStep::Kind::kSkip) return {};
                 XP_CHECK(check_values());
                 if (kind == BuildStep::Kind::kExperts) return store_expert();
+                if (consumer_ != nullptr) {
+                    const BuildStep& step = plan_.steps[current_.step];
+                    XP_CHECK(consumer_->keep(step.file, step.offset + current_.offset,
+                                             {current_buffer_.data(), current_.bytes}));
+                }
                 return sink({current_buffer_.data(), current_.bytes});
         }
     };

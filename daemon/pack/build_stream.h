@@ -16,6 +16,7 @@
 #include "daemon/base/thread_pool.h"
 #include "daemon/gguf/writer.h"
 #include "daemon/pack/build_plan.h"
+#include "daemon/pack/consume.h"
 #include "daemon/pack/journal.h"
 #include "daemon/pack/write_behind.h"
 
@@ -23,11 +24,12 @@ namespace xp {
 
 class BuildStream {
 public:
-    // All arguments must outlive the stream. `state` says where to go on: experts and padding
-    // before state.next_step are not read again, resident tensors there are, unhashed.
+    // All arguments must outlive the stream. `consumer`, if there is one, gets resident tensors as
+    // they pass, and is told of files that are done. `state` says where to go on: experts and
+    // padding before state.next_step are not read again, resident tensors there are, unhashed.
     BuildStream(const GgufFile& source, const BuildPlan& plan, std::span<const UniqueFd> stripes,
                 std::span<const Path> stripe_paths, const BuildOptions& options, Journal& journal,
-                BuildState& state);
+                BuildState& state, SourceConsumer* consumer = nullptr);
 
     // Allocates the buffers and reads the first chunk.
     Result<void> start();
@@ -52,6 +54,7 @@ private:
     void hash_slice();
     Result<void> check_values() const;
     Result<void> store_expert();
+    Result<void> consume_done_files();
     void drop_from_cache(const Chunk& chunk) const;
     void report();
 
@@ -62,6 +65,7 @@ private:
     const BuildOptions& options_;
     Journal& journal_;
     BuildState& state_;
+    SourceConsumer* const consumer_;
     const size_t resumed_step_;
     ThreadPool pool_;
     WriteBehind write_behind_;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "daemon/base/size.h"
+#include "daemon/pack/consume.h"
 #include "daemon/pack/format.h"
 
 namespace xp {
@@ -204,7 +205,8 @@ std::vector<std::string> Destination::own_names() const {
 
 Result<void> Destination::refuse_strangers() const {
     if (is_there(directory_ / kManifestName)) {
-        // A crash right after the manifest appeared leaves the journal behind.
+        // A crash right after the manifest appeared leaves these behind.
+        (void)remove_kept(directory_);
         ::unlink((directory_ / kJournalName).c_str());
         return make_error(ErrorCode::kInvalidArgument,
                           "{} already holds a complete pack; choose another destination, or remove "
@@ -260,19 +262,85 @@ void Destination::discard() {
     stripe_fds_.clear();
 }
 
-Result<Journal> Destination::prepare(const BuildPlan& plan, uint64_t reserve_bytes,
-                                     BuildState& state) {
+Result<Journal> Destination::prepare(
+    const GgufFile& source, const BuildPlan& plan, const BuildOptions& options,
+    const std::function<Result<void>(const BuildState&)>& check, BuildState& state) {
     XP_TRY(std::optional<Journal> resumed, Journal::resume(directory_, plan, state));
+    XP_CHECK(check(state));
     const bool fresh = !resumed;
     if (fresh) XP_CHECK(refuse_stripes());
-    XP_CHECK(check_space(plan.manifest, plan.resident_bytes, journal_bytes_of(plan),
-                         reserve_bytes));
+    // One that was begun so has stripes that are not allocated.
+    const bool lean = options.consume || is_there(directory_ / kKeptName);
+    if (lean) {
+        XP_CHECK(check_room(source, plan, state, options.reserve_bytes));
+    } else {
+        XP_CHECK(check_space(plan.manifest, plan.resident_bytes, journal_bytes_of(plan),
+                             options.reserve_bytes));
+    }
     if (fresh) {
         XP_TRY(Journal created, Journal::create(directory_, plan));
         resumed.emplace(std::move(created));
     }
-    XP_CHECK(open_stripes(plan.manifest, fresh, state.next_step > 0));
+    XP_CHECK(open_stripes(plan.manifest, fresh, state.next_step > 0, !lean));
     return std::move(*resumed);
+}
+
+// Goes through the files as the build will, adding what each takes and then what its end gives, and
+// remembers for each file system the most there is at a time.
+Result<void> Destination::check_room(const GgufFile& source, const BuildPlan& plan,
+                                     const BuildState& state, uint64_t reserve_bytes) const {
+    struct Room {
+        Path directory;
+        int64_t taken = 0;
+        int64_t most = 0;
+    };
+    std::map<dev_t, Room> rooms;
+    std::vector<dev_t> stripe_devices;
+    for (const Path& path : stripe_paths_) {
+        struct stat info;
+        if (::stat(path.parent_path().c_str(), &info) != 0) {
+            return errno_error(errno,
+                               fmt::format("cannot stat {}", path.parent_path().native()));
+        }
+        stripe_devices.push_back(info.st_dev);
+        rooms.try_emplace(info.st_dev, Room{path.parent_path()});
+    }
+    const auto take = [&](dev_t device, uint64_t bytes) {
+        Room& room = rooms[device];
+        room.taken += static_cast<int64_t>(bytes);
+        room.most = std::max(room.most, room.taken);
+    };
+    const Path resident = directory_ / kResidentName;
+    const dev_t own = stripe_devices[0];
+    take(own, index_bytes(plan.manifest) + journal_bytes_of(plan) + kSmallFilesBytes);
+    take(own, plan.resident_bytes - allocated_bytes(resident, plan.resident_bytes));
+    size_t index = 0;
+    for (uint32_t file = 0; file < source.files().size(); ++file) {
+        for (; index < plan.steps.size() && plan.steps[index].file == file; ++index) {
+            const BuildStep& step = plan.steps[index];
+            if (step.kind != BuildStep::Kind::kExperts) {
+                if (!state.consumed[file]) take(own, step.bytes);  // its copy in source.kept
+            } else if (index >= state.next_step) {
+                const PackLayer& layer = plan.manifest.layers[step.layer];
+                const uint64_t segment =
+                    segment_end(layer, step.role) - layer.roles[step.role].offset;
+                const size_t n = stripe_devices.size();
+                for (size_t s = 0; s < n; ++s) {
+                    take(stripe_devices[s], objects_in_stripe(layer.n_experts, n, s) * segment);
+                }
+            }
+        }
+        struct stat info;
+        if (state.consumed[file] || ::fstat(source.files()[file].fd.get(), &info) != 0) continue;
+        if (const auto room = rooms.find(info.st_dev); room != rooms.end()) {
+            room->second.taken -= static_cast<int64_t>(info.st_blocks) * 512;
+        }
+    }
+    for (const auto& [device, room] : rooms) {
+        XP_CHECK(check_free_space(room.directory, static_cast<uint64_t>(room.most),
+                                  reserve_bytes));
+    }
+    return {};
 }
 
 Result<void> Destination::prepare_without_journal(const Manifest& manifest,
@@ -330,7 +398,8 @@ Result<void> Destination::check_space(const Manifest& manifest, uint64_t residen
     return {};
 }
 
-Result<void> Destination::open_stripes(const Manifest& manifest, bool fresh, bool has_bytes) {
+Result<void> Destination::open_stripes(const Manifest& manifest, bool fresh, bool has_bytes,
+                                       bool allocated) {
     for (size_t s = 0; s < stripe_paths_.size(); ++s) {
         const Path& path = stripe_paths_[s];
         const int create = has_bytes ? 0 : O_CREAT | (fresh ? O_EXCL : 0);
@@ -342,7 +411,11 @@ Result<void> Destination::open_stripes(const Manifest& manifest, bool fresh, boo
                               "{} of the unfinished build has {} bytes, not {}; remove {} to start "
                               "again", path.native(), found, bytes, directory_.native());
         }
-        XP_CHECK(allocate(fd.get(), bytes, path));
+        if (allocated) {
+            XP_CHECK(allocate(fd.get(), bytes, path));
+        } else if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+            return errno_error(errno, fmt::format("cannot set the size of {}", path.native()));
+        }
         XP_CHECK(sync_file(fd.get(), path));
         XP_CHECK(sync_directory(path.parent_path()));
         stripe_fds_.push_back(std::move(fd));

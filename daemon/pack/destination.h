@@ -2,6 +2,7 @@
 // checked and allocated before the first byte of the model is written.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,13 @@ public:
     // As they stand in the manifest: a plain name for the first, absolute for the others.
     const std::vector<std::string>& stripe_names() const { return stripe_names_; }
 
-    // Goes on with the build whose journal is there (filling `state`), or starts one.
-    Result<Journal> prepare(const BuildPlan& plan, uint64_t reserve_bytes, BuildState& state);
+    // Goes on with the build whose journal is there (filling `state`), or starts one. `check` looks
+    // at the state before anything is written. A build that consumes its source needs at no time
+    // more room than check_room() says, and takes it as it goes.
+    Result<Journal> prepare(const GgufFile& source, const BuildPlan& plan,
+                            const BuildOptions& options,
+                            const std::function<Result<void>(const BuildState&)>& check,
+                            BuildState& state);
 
     // For a writer that starts afresh every time: after an error, it calls discard().
     Result<void> prepare_without_journal(const Manifest& manifest, uint64_t resident_bytes,
@@ -58,7 +64,11 @@ private:
     Result<void> refuse_stripes() const;
     Result<void> check_space(const Manifest& manifest, uint64_t resident_bytes,
                              uint64_t journal_bytes, uint64_t reserve_bytes) const;
-    Result<void> open_stripes(const Manifest& manifest, bool fresh, bool has_bytes);
+    // The same for a build that deletes each source file when it is done with it.
+    Result<void> check_room(const GgufFile& source, const BuildPlan& plan, const BuildState& state,
+                            uint64_t reserve_bytes) const;
+    Result<void> open_stripes(const Manifest& manifest, bool fresh, bool has_bytes,
+                              bool allocated = true);
 
     Path directory_;
     bool created_ = false;

@@ -18,7 +18,7 @@ namespace {
 // 240 hexadecimal digits per object for the most objects a pack may have, and room for the rest.
 constexpr uint64_t kMaxJournalBytes = uint64_t{2} << 30;
 constexpr std::string_view kHeaderWord = "expertpackd-build-journal";
-constexpr uint32_t kJournalVersion = 1;
+constexpr uint32_t kJournalVersion = 2;  // 2: records of consumed files
 constexpr size_t kSumDigits = 16;
 // Per object in a record: the segment's sum and the slice's SHA-256.
 constexpr size_t kEntryBytes = sizeof(uint64_t) + sizeof(Sha256Digest);
@@ -75,12 +75,16 @@ size_t next_expert_step(const BuildPlan& plan, size_t step) {
     return step;
 }
 
+std::string format_digests(const BuildState& state) {
+    std::string digits;
+    for (const Sha256Digest& digest : state.finished_files) digits += to_hex(digest);
+    return digits;
+}
+
 std::string format_record(const BuildPlan& plan, const BuildState& state) {
     const size_t index = state.next_step - 1;
     const BuildStep& step = plan.steps[index];
     const PackLayer& layer = plan.manifest.layers[step.layer];
-    std::string files;
-    for (const Sha256Digest& digest : state.finished_files) files += to_hex(digest);
     std::vector<std::byte> entries(layer.n_experts * kEntryBytes);
     for (uint32_t e = 0; e < layer.n_experts; ++e) {
         std::byte* entry = entries.data() + e * kEntryBytes;
@@ -89,29 +93,61 @@ std::string format_record(const BuildPlan& plan, const BuildState& state) {
         std::memcpy(entry + sizeof(uint64_t), &state.slices[object][step.role],
                     sizeof(Sha256Digest));
     }
-    return fmt::format("experts {} {} {}. {}", index, state.file_hash.save(), files,
-                       bytes_to_hex(entries));
+    return fmt::format("experts {} {} {}. {}", index, state.file_hash.save(),
+                       format_digests(state), bytes_to_hex(entries));
+}
+
+// Digests up to a full stop; nothing when they are not.
+std::optional<std::vector<Sha256Digest>> take_digests(std::string_view& payload) {
+    std::string_view digits = take_word(payload);
+    if (!digits.ends_with('.')) return std::nullopt;
+    digits.remove_suffix(1);
+    constexpr size_t kDigestDigits = 2 * sizeof(Sha256Digest);
+    if (digits.size() % kDigestDigits != 0) return std::nullopt;
+    std::vector<Sha256Digest> digests;
+    for (; !digits.empty(); digits.remove_prefix(kDigestDigits)) {
+        const auto digest = digest_from_hex(digits.substr(0, kDigestDigits));
+        if (!digest) return std::nullopt;
+        digests.push_back(*digest);
+    }
+    return digests;
+}
+
+// False, as apply_record().
+bool apply_consumed(std::string_view payload, const BuildPlan& plan, BuildState& state) {
+    const std::string_view number = take_word(payload);
+    uint32_t file = 0;
+    while (file < state.consumed.size() && number != std::to_string(file)) ++file;
+    auto finished = take_digests(payload);
+    if (file == state.consumed.size() || !finished || finished->size() <= file ||
+        finished->size() > state.consumed.size() || !payload.empty()) {
+        return false;
+    }
+    size_t behind = 0;  // the first step of a later file
+    while (behind < plan.steps.size() && plan.steps[behind].file <= file) ++behind;
+    if (next_expert_step(plan, state.next_step) < behind) return false;
+    if (state.next_step < behind) {
+        if (finished->size() != file + 1) return false;
+        state.next_step = behind;
+        state.file_hash = {};
+        state.finished_files = *std::move(finished);
+    }
+    state.consumed[file] = true;
+    return true;
 }
 
 // False when the record is not the one that must come next; the state is then as before.
 bool apply_record(std::string_view payload, const BuildPlan& plan, BuildState& state) {
-    if (take_word(payload) != "experts") return false;
+    const std::string_view kind = take_word(payload);
+    if (kind == "consumed") return apply_consumed(payload, plan, state);
+    if (kind != "experts") return false;
     const std::string_view number = take_word(payload);
     const size_t index = next_expert_step(plan, state.next_step);
     if (index == plan.steps.size() || number != std::to_string(index)) return false;
     ResumableSha256 file_hash;
     if (!file_hash.restore(take_word(payload))) return false;
-    std::string_view files = take_word(payload);
-    if (!files.ends_with('.')) return false;
-    files.remove_suffix(1);
-    constexpr size_t kDigestDigits = 2 * sizeof(Sha256Digest);
-    if (files.size() % kDigestDigits != 0) return false;
-    std::vector<Sha256Digest> finished;
-    for (; !files.empty(); files.remove_prefix(kDigestDigits)) {
-        const auto digest = digest_from_hex(files.substr(0, kDigestDigits));
-        if (!digest) return false;
-        finished.push_back(*digest);
-    }
+    auto finished = take_digests(payload);
+    if (!finished) return false;
     const BuildStep& step = plan.steps[index];
     const PackLayer& layer = plan.manifest.layers[step.layer];
     std::vector<std::byte> entries(layer.n_experts * kEntryBytes);
@@ -125,7 +161,7 @@ bool apply_record(std::string_view payload, const BuildPlan& plan, BuildState& s
     }
     state.next_step = index + 1;
     state.file_hash = file_hash;
-    state.finished_files = std::move(finished);
+    state.finished_files = *std::move(finished);
     return true;
 }
 
@@ -174,6 +210,10 @@ Result<std::optional<Journal>> Journal::resume(const Path& directory, const Buil
 
 void Journal::record(const BuildPlan& plan, const BuildState& state) {
     add_line(format_record(plan, state));
+}
+
+void Journal::record_consumed(const BuildState& state, uint32_t file) {
+    add_line(fmt::format("consumed {} {}.", file, format_digests(state)));
 }
 
 void Journal::add_line(std::string_view payload) {

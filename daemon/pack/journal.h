@@ -4,7 +4,8 @@
 // checksum and is cut off.
 //
 // A line holds what cannot be had again without reading the source: the objects' sums and digests,
-// and the running SHA-256 of the source file up to the tensor's end.
+// and the running SHA-256 of the source file up to the tensor's end. A build that deletes its
+// source adds a line per file before it does so (consume.h).
 #pragma once
 
 #include <array>
@@ -29,9 +30,12 @@ struct BuildState {
     std::vector<Sha256Digest> finished_files;
     std::vector<SegmentSums> sums;  // per object
     std::vector<std::array<Sha256Digest, kExpertRoles>> slices;
+    // Source files that may be gone: all their bytes are in the destination, verified there.
+    std::vector<bool> consumed;
 
     explicit BuildState(const BuildPlan& plan)
-        : sums(plan.manifest.n_objects), slices(plan.manifest.n_objects) {}
+        : sums(plan.manifest.n_objects), slices(plan.manifest.n_objects),
+          consumed(plan.manifest.sources.size()) {}
 };
 
 class Journal {
@@ -47,6 +51,8 @@ public:
 
     // Keeps a record that the step before state.next_step, an expert tensor, is stored.
     void record(const BuildPlan& plan, const BuildState& state);
+    // Keeps a record that a source file, which is hashed to its end, may be deleted.
+    void record_consumed(const BuildState& state, uint32_t file);
     // Appends what was recorded since. The tensors' bytes must be durable before.
     Result<void> flush();
 

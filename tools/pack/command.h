@@ -13,12 +13,15 @@
 namespace xp {
 
 struct BuildCommand {
-    Path source;
+    std::vector<Path> paths;  // sources and destination, as they were given
+    std::vector<Path> sources;
     Path destination;
     std::vector<Path> stripe_directories;
     StorageLayout layout = StorageLayout::kSplit;
     uint64_t reserve_bytes = 0;
     bool keep_non_finite = false;
+    bool consume = false;
+    bool dry_run = false;
     bool json = false;
     bool quiet = false;
 };

@@ -30,12 +30,12 @@ CLI::Validator not_empty() {
 void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::string& reserve) {
     CLI::App* build = app.add_subcommand(
         "build", "Build the pack DST from the GGUF SRC; goes on with an unfinished one");
-    build->add_option("SRC", command.source, "GGUF file, any shard of a split one")
+    build->add_option("SRC...DST", command.paths,
+                      "GGUF file, any shard of a split one, or a directory with one model; several "
+                      "when its shards lie in several directories. Last, the directory to make, "
+                      "NAME.xpack")
         ->required()
-        ->check(not_empty());
-    build->add_option("DST", command.destination, "Directory to make, NAME.xpack")
-        ->required()
-        ->check(not_empty());
+        ->expected(2, 64);
     build->add_option("--stripe", command.stripe_directories,
                       "Directory on another drive for a further stripe; may be repeated")
         ->allow_extra_args(false)
@@ -48,6 +48,10 @@ void add_build(CLI::App& app, BuildCommand& command, std::string& layout, std::s
         ->capture_default_str();
     build->add_flag("--keep-non-finite", command.keep_non_finite,
                     "Do not refuse weights that are infinite or not a number");
+    build->add_flag("--consume", command.consume,
+                    "DELETE each file of SRC once its bytes are verified in DST. The pack is then "
+                    "the only copy, and no GGUF can be made of it");
+    build->add_flag("--dry-run", command.dry_run, "Say what would be done, and do nothing");
     build->add_flag("--json", command.json, "Print the outcome as JSON");
     build->add_flag("--quiet,-q", command.quiet, "No progress");
 }
@@ -91,6 +95,14 @@ int run(int argc, char** argv) {
     }
     watch_signals();
     if (app.got_subcommand("build")) {
+        for (const Path& path : build.paths) {
+            if (!path.empty()) continue;
+            print_error(fmt::format("{}: the path is empty (see xp-pack --help)",
+                                    &path == &build.paths.back() ? "DST" : "SRC"));
+            return kExitUsage;
+        }
+        build.destination = build.paths.back();
+        build.sources = {build.paths.begin(), build.paths.end() - 1};
         build.layout = *layout_from_name(layout);
         build.reserve_bytes = *parse_size(reserve);
         return run_build(build);
