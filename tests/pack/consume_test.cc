@@ -171,9 +171,9 @@ TEST_F(Consume, AKillAfterAnyStepLosesNothing) {
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int kKills = 8;  // ten times slower, and the same code
+constexpr int kKillsAtAnyMoment = 8;  // ten times slower, and the same code
 #else
-constexpr int kKills = 25;
+constexpr int kKillsAtAnyMoment = 25;
 #endif
 
 TEST_F(Consume, AKillAtAnyMomentLosesNothing) {
@@ -185,7 +185,7 @@ TEST_F(Consume, AKillAtAnyMomentLosesNothing) {
     const auto whole = Clock::now() - before;
     restore();
     int kills = 0;
-    while (kills < kKills) {
+    while (kills < kKillsAtAnyMoment) {
         SCOPED_TRACE(kills);
         const pid_t child = ::fork();
         if (child == 0) ::_exit(build() ? 0 : 1);
